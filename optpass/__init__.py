@@ -1,0 +1,1 @@
+"""optpass: a graph-optimising `torch.compile` backend that is fast, explains itself and can be trusted."""
