@@ -6,6 +6,39 @@ name with a leading underscore from torch, so a new release is checked by readin
 
 from __future__ import annotations
 
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch._guards import detect_fake_mode
+from torch._library.utils import is_impure as is_impure_op
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+    guard_or_false,
+    has_free_unbacked_symbols,
+    optimization_hint,
+    statically_known_true,
+)
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+from torch.utils.flop_counter import flop_registry
 
-__all__ = ["FloorDiv", "Mod", "PythonMod"]
+__all__ = [
+    "FakeTensorMode",
+    "FloorDiv",
+    "Mod",
+    "PythonMod",
+    "ShapeEnv",
+    "detect_fake_mode",
+    "enable_python_dispatcher",
+    "flop_registry",
+    "guard_or_false",
+    "has_free_unbacked_symbols",
+    "is_impure_op",
+    "optimization_hint",
+    "statically_known_true",
+    "storage_id",
+]
+
+
+def storage_id(tensor: torch.Tensor) -> int:
+    """A number that two live tensors share exactly when they share their storage; works for fake tensors too."""
+    return tensor.untyped_storage()._cdata
