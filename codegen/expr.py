@@ -14,7 +14,7 @@ from sympy import Expr, Integer, Symbol
 
 from optpass.torch_private import FloorDiv, Mod
 
-__all__ = ["Expr", "Integer", "Symbol", "axis_symbol", "floor_div", "is_axis", "is_value", "mod", "value_symbol"]
+__all__ = ["Expr", "Integer", "Symbol", "axis_symbol", "coefficients", "floor_div", "is_axis", "is_value", "mod", "value_symbol"]
 
 
 def axis_symbol(name: str) -> Symbol:
@@ -47,3 +47,21 @@ def mod(a: Expr, b: Expr) -> Expr:
     if b == 1:
         return sympy.S.Zero
     return Mod(a, b)
+
+
+def coefficients(expr: Expr, axes: tuple[Symbol, ...]) -> tuple[dict[Symbol, Expr], Expr]:
+    """Splits ``expr`` into ``Σ coefficient·axis + rest``.
+
+    Axes inside a non-linear term stay in ``rest``; an axis that occurs there may also have a coefficient.
+    """
+    wanted, linear, rest = set(axes), {}, []
+    for term in sympy.Add.make_args(sympy.expand(expr)):
+        inside = term.free_symbols & wanted
+        if len(inside) == 1:
+            (axis,) = inside
+            coefficient, power = term.as_independent(axis, as_Add=False)
+            if power == axis:
+                linear[axis] = linear.get(axis, sympy.S.Zero) + coefficient
+                continue
+        rest.append(term)
+    return linear, sympy.Add(*rest)

@@ -43,13 +43,11 @@ NARROW_FLOATS = frozenset(
 #: - ``bitcast`` reinterprets the bits of a value in its own dtype as the instruction's dtype of equal width.
 OPS: dict[str, int] = {
     **dict.fromkeys(
-        "neg abs sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh "
-        "atanh erf erfc floor ceil trunc rint not isnan isinf signbit cast round check_index bitcast".split(),
+        ["neg", "abs", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc", "rint", "not", "isnan", "isinf", "signbit", "cast", "round", "check_index", "bitcast"],
         1,
     ),
     **dict.fromkeys(
-        "add sub mul div idiv imod tdiv fmod pow atan2 copysign maximum minimum and or xor shl shr lt le gt ge eq ne "
-        "rand".split(),
+        ["add", "sub", "mul", "div", "idiv", "imod", "tdiv", "fmod", "pow", "atan2", "copysign", "maximum", "minimum", "and", "or", "xor", "shl", "shr", "lt", "le", "gt", "ge", "eq", "ne", "rand"],
         2,
     ),
     "where": 3,

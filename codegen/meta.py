@@ -1,0 +1,77 @@
+"""What lowering reads from an FX node: its value's shape, strides and dtype, as sympy expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from optpass.codegen.expr import Expr
+from optpass.errors import UnsupportedOp
+
+
+def to_expr(value: int | torch.SymInt) -> Expr:
+    """An int or SymInt as a sympy expression."""
+    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
+
+
+def value_of(node: Node) -> object:
+    """The recorded fake value of a node."""
+    return node.meta.get("val")
+
+
+def is_tensor(node: object) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), Tensor)
+
+
+def shape_of(node: Node) -> tuple[Expr, ...]:
+    return tuple(to_expr(s) for s in node.meta["val"].shape)
+
+
+def strides_of(value: Tensor) -> tuple[Expr, ...]:
+    return tuple(to_expr(s) for s in value.stride())
+
+
+def dtype_of(node: Node) -> torch.dtype:
+    return node.meta["val"].dtype
+
+
+def normal_dim(dim: int, rank: int) -> int:
+    return dim + rank if dim < 0 else dim
+
+
+def normal_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Non-negative dimensions; all of them for None or ()."""
+    if dims is None or (not isinstance(dims, int) and len(dims) == 0):
+        return tuple(range(rank))
+    return tuple(normal_dim(d, rank) for d in ([dims] if isinstance(dims, int) else dims))
+
+
+def static(value: object, what: str) -> int:
+    """A plain int.
+
+    Raises:
+        UnsupportedOp: the argument is symbolic or computed at run time.
+    """
+    if not isinstance(value, int):
+        raise UnsupportedOp(f"{what} is not a plain number")
+    return value
+
+
+def argument(node: Node, position: int, name: str, default: object = None) -> object:
+    """An operator's argument by position or keyword."""
+    if len(node.args) > position:
+        return node.args[position]
+    return node.kwargs.get(name, default)
+
+
+def scalar_expr(value: object) -> Expr | None:
+    """The expression of an int, a SymInt or a node that holds one; None for anything else."""
+    if isinstance(value, Node):
+        value = value.meta.get("val")
+    if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
+        return None
+    return to_expr(value)
