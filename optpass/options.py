@@ -50,7 +50,7 @@ def _path_or_none(value: Any) -> str | None:
 
 def _names(value: Any) -> tuple[str, ...]:
     """a list of names"""
-    if isinstance(value, str) or not all(isinstance(name, str) for name in (value := tuple(value))):
+    if isinstance(value, str) or not all(isinstance(name, str) for name in value):
         raise ValueError("a list or tuple of names")
     return tuple(sorted(set(value)))
 
@@ -92,12 +92,8 @@ class Options:
         _one_of("compiled", "reference"),
     )
     disable: tuple[str, ...] = _option((), "passes that do not run", _names)
-    cache: bool = _option(
-        True, "keep built kernels and plans on disk between processes", _flag, changes_code=False
-    )
-    report: bool = _option(
-        False, "print the compile report of each graph to standard error", _flag, changes_code=False
-    )
+    cache: bool = _option(True, "keep built kernels and plans on disk between processes", _flag, changes_code=False)
+    report: bool = _option(False, "print the compile report of each graph to standard error", _flag, changes_code=False)
     dump: str | None = _option(
         None,
         "folder for the graph before and after each pass, as runnable Python",
@@ -127,11 +123,10 @@ class Options:
         'eager'
         """
         given = dict(options or {})
-        if mode is not None:
-            if given.setdefault("mode", mode) != mode:
-                raise ConfigError(
-                    f"mode={mode!r} and options['mode']={given['mode']!r} contradict each other", hint="give one of them"
-                )
+        if mode is not None and given.setdefault("mode", mode) != mode:
+            raise ConfigError(
+                f"mode={mode!r} and options['mode']={given['mode']!r} contradict each other", hint="give one of them"
+            )
         table = {f.name: f.metadata for f in fields(cls)}
         for name in given:
             if name not in table:
@@ -156,7 +151,7 @@ def describe_options() -> str:
     lines = [
         "# Options",
         "",
-        "Given as `torch.compile(model, backend=\"optpass\", options={...})`; a value there wins over the environment.",
+        'Given as `torch.compile(model, backend="optpass", options={...})`; a value there wins over the environment.',
         "",
         "| option | values | default | environment | meaning |",
         "|---|---|---|---|---|",

@@ -101,29 +101,54 @@ class GraphReport:
 
     def __rich__(self) -> Group:
         parts: list[Any] = [f"[bold]{self.name}[/bold]"]
-        parts.append(_table("passes", ("stage", "pass", "ms", "rewrites", "undone because"), [
-            (p.stage, p.name, f"{p.milliseconds:.1f}", str(p.rewrites), p.failure or "") for p in self.passes
-        ]))
+        parts.append(
+            _table(
+                "passes",
+                ("stage", "pass", "ms", "rewrites", "undone because"),
+                [(p.stage, p.name, f"{p.milliseconds:.1f}", str(p.rewrites), p.failure or "") for p in self.passes],
+            )
+        )
         if self.timings_ms:
             parts.append(_table("other phases", ("phase", "ms"), [(k, f"{v:.1f}") for k, v in self.timings_ms.items()]))
         if self.rewrites:
-            parts.append(_table("rewrites", ("#", "rule", "nodes", "bytes", "source"), [
-                (str(r.number), r.rule, ", ".join(r.nodes), f"{r.bytes_before:,} → {r.bytes_after:,}",
-                 r.rolled_back and f"undone: {r.rolled_back}" or r.source)
-                for r in self.rewrites
-            ]))
+            parts.append(
+                _table(
+                    "rewrites",
+                    ("#", "rule", "nodes", "bytes", "source"),
+                    [
+                        (
+                            str(r.number),
+                            r.rule,
+                            ", ".join(r.nodes),
+                            f"{r.bytes_before:,} → {r.bytes_after:,}",
+                            f"undone: {r.rolled_back}" if r.rolled_back else r.source,
+                        )
+                        for r in self.rewrites
+                    ],
+                )
+            )
         if self.declined:
-            parts.append(_table("why not", ("rule", "node", "reason", "source"), [
-                (d.rule, d.node, d.reason, d.source) for d in self.declined
-            ]))
+            parts.append(
+                _table(
+                    "why not",
+                    ("rule", "node", "reason", "source"),
+                    [(d.rule, d.node, d.reason, d.source) for d in self.declined],
+                )
+            )
         if self.kernels:
-            parts.append(_table("kernels", ("kernel", "operations", "bytes", "FLOPs"), [
-                (k.name, ", ".join(k.ops), f"{k.bytes:,}", f"{k.flops:,}") for k in self.kernels
-            ]))
+            parts.append(
+                _table(
+                    "kernels",
+                    ("kernel", "operations", "bytes", "FLOPs"),
+                    [(k.name, ", ".join(k.ops), f"{k.bytes:,}", f"{k.flops:,}") for k in self.kernels],
+                )
+            )
         if self.fallbacks:
-            parts.append(_table("fallbacks", ("node", "reason", "source"), [
-                (f.node, f.reason, f.source) for f in self.fallbacks
-            ]))
+            parts.append(
+                _table(
+                    "fallbacks", ("node", "reason", "source"), [(f.node, f.reason, f.source) for f in self.fallbacks]
+                )
+            )
         return Group(*parts)
 
 
