@@ -110,12 +110,16 @@ def _shift(dims: Dims, dim: int, start: object, size: object, step: int = 1) -> 
     return out
 
 
-@_pull(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints)
+#: Views that keep the row-major order of elements and change the shape.
+RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints)
+
+
+@_pull(*RESHAPES)
 def _view_pull(node: Node, tensor: Node, dims: Dims) -> Dims:
     return _regroup(dims, shape_of(tensor))
 
 
-@_push(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.flatten.using_ints)
+@_push(*RESHAPES)
 def _view_push(node: Node, tensor: Node, dims: Dims) -> Dims:
     return _regroup(dims, shape_of(node))
 
