@@ -209,7 +209,7 @@ def _is_static(size: Expr) -> bool:
 def _interval(e: Expr, ranges: dict[Symbol, tuple[int, int]]) -> tuple[int, int] | None:
     """Bounds of an integer expression if it and its parts stay within 32 bits, else None."""
     bounds = _bounds(e, ranges)
-    return bounds if bounds and -INT32_LIMIT < bounds[0] and bounds[1] < INT32_LIMIT else None
+    return bounds if bounds and bounds[0] > -INT32_LIMIT and bounds[1] < INT32_LIMIT else None
 
 
 def _bounds(e: Expr, ranges: dict[Symbol, tuple[int, int]]) -> tuple[int, int] | None:
