@@ -1,0 +1,142 @@
+"""A graph's kernels and segments as the source of one Python extension module."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from optpass.codegen.expr import Expr, floor_div
+from optpass.codegen.ir import Kernel, Scalar
+from optpass.codegen.loops import schedule
+from optpass.codegen.printers.base import ExprPrinter, Writer
+from optpass.codegen.printers.cpp import CppPrinter
+from optpass.codegen.segment import Segment
+from optpass.codegen.target import Target
+
+#: Status of a kernel call: 0 fine, 1 out of memory, from here on a failed index check.
+_FIRST_CHECK = 2
+
+_READERS = {torch.bool: ("bool", "read_bool"), torch.int64: ("int64_t", "read_int"), torch.float64: ("double", "read_double")}
+
+
+#: Name of every generated module; modules differ by the file that they are loaded from.
+MODULE = "optpass_kernels"
+
+
+def module_source(kernels: Sequence[Kernel], segments: Sequence[Segment], target: Target) -> str:
+    """Text of a C++ file that defines module `MODULE` with one function per segment.
+
+    Raises:
+        UnsupportedOp: a kernel holds something that C++ kernels cannot express.
+    """
+    write = Writer()
+    for header in ("cpp_runtime.h", "cpp_math.h", "cpp_python.h"):
+        write(f'#include "{header}"')
+    messages: list[str] = []
+    for kernel in kernels:
+        printer = CppPrinter(schedule(kernel, target), _FIRST_CHECK + len(messages))
+        messages += printer.messages
+        write()
+        for line in str(kernel).splitlines():
+            write(f"// {line}")
+        write.lines += printer.text().splitlines()
+    write()
+    with write.block("static const char* const messages[] = {", "};"):
+        for message in [*messages, ""]:
+            write(json.dumps(message) + ",")
+    known = {k.name: k for k in kernels}
+    for segment in segments:
+        write()
+        _entry(write, segment, known)
+    _module(write, segments)
+    return write.text()
+
+
+def _entry(write: Writer, segment: Segment, kernels: dict[str, Kernel]) -> None:
+    index = ExprPrinter()
+    buffers, sizes, scalars = segment.buffers, segment.sizes, segment.scalars
+    count = len(buffers) + len(sizes) + len(scalars)
+    with write.block(f"static PyObject* {segment.name}(PyObject*, PyObject* const* args, Py_ssize_t count) {{", "}"):
+        write(f'if (!check_count("{segment.name}", {count}, count)) return NULL;')
+        readers = [(f"void* {b};", f"read_pointer(args[{i}], &{b})") for i, b in enumerate(buffers)]
+        readers += [
+            (f"int64_t {s};", f"read_int(args[{i}], &{s})") for i, s in enumerate(sizes, len(buffers))
+        ]
+        readers += [_scalar(s, i) for i, s in enumerate(scalars, len(buffers) + len(sizes))]
+        for declaration, reader in readers:
+            write(f"{declaration} if (!{reader}) return NULL;")
+        write("int status = 0;")
+        write("Py_BEGIN_ALLOW_THREADS")
+        with write.block("{", "}"):
+            places, total = place_scratch(segment)
+            if places:
+                write(f"const Scratch scratch({index(total)});")
+                write("char* const memory = (char*)scratch.data;")
+                write("if (!memory) status = 1;")
+            for call in segment.calls:
+                kernel = kernels[call.kernel]
+                given = []
+                for buffer, name in zip(kernel.buffers, call.buffers):
+                    where = f"(memory + {index(places[name])})" if name in places else name
+                    given.append(f"({CppPrinter.memory_type(buffer.dtype)}*){where}")
+                given += [str(s) for s in kernel.sizes] + list(call.scalars) + ["&status"]
+                write(f"if (status == 0) {call.kernel}({', '.join(given)});")
+        write("Py_END_ALLOW_THREADS")
+        write("return finish(status, messages);")
+
+
+def _scalar(scalar: Scalar, position: int) -> tuple[str, str]:
+    c_type, reader = _READERS[scalar.dtype]
+    return f"{c_type} {scalar.name};", f"{reader}(args[{position}], &{scalar.name})"
+
+
+def place_scratch(segment: Segment) -> tuple[dict[str, Expr], Expr]:
+    """Byte offset of each scratch buffer, at cache lines, and the bytes needed in all.
+
+    Buffers whose lifetimes (first to last call) do not meet share memory.
+    """
+    lines = {s.name: sympy.sympify(s.size_bytes) for s in segment.scratch}
+    uses: dict[str, list[int]] = {name: [] for name in lines}
+    for t, call in enumerate(segment.calls):
+        for name in call.buffers:
+            if name in uses:
+                uses[name].append(t)
+    slots: list[Expr] = []
+    free_from: list[int] = []
+    slot_of: dict[str, int] = {}
+    for name in sorted((n for n in lines if uses[n]), key=lambda n: uses[n][0]):
+        free = [k for k, t in enumerate(free_from) if t < uses[name][0]]
+        if free:
+            k = max(free, key=lambda k: (slots[k] == lines[name], slots[k].is_Integer == lines[name].is_Integer))
+            slots[k] = sympy.Max(slots[k], lines[name])
+        else:
+            k = len(slots)
+            slots.append(lines[name])
+            free_from.append(0)
+        free_from[k] = uses[name][-1]
+        slot_of[name] = k
+    starts = [sympy.S.Zero]
+    for size in slots:
+        starts.append(starts[-1] + _whole_lines(size))
+    return {name: starts[k] for name, k in slot_of.items()}, starts[-1]
+
+
+def _whole_lines(size: Expr) -> Expr:
+    return floor_div(size + 63, sympy.Integer(64)) * 64
+
+
+def _module(write: Writer, segments: Sequence[Segment]) -> None:
+    write()
+    with write.block("static PyMethodDef methods[] = {", "};"):
+        for s in segments:
+            write(f'{{"{s.name}", (PyCFunction)(void*){s.name}, METH_FASTCALL, NULL}},')
+        write("{NULL, NULL, 0, NULL},")
+    write()
+    write(f'static struct PyModuleDef definition = {{PyModuleDef_HEAD_INIT, "{MODULE}", NULL, -1, methods}};')
+    write()
+    with write.block(f"PyMODINIT_FUNC PyInit_{MODULE}(void) {{", "}"):
+        write('data_ptr_name = PyUnicode_InternFromString("data_ptr");')
+        write("return data_ptr_name ? PyModule_Create(&definition) : NULL;")
