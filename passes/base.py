@@ -14,7 +14,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from optpass.options import Options
 from optpass.passes.accounting import total_cost
-from optpass.passes.meta import fake_value
+from optpass.passes.meta import Vouched, fake_value
 from optpass.report import Declined, GraphReport, Rewrite
 from optpass.torch_private import FakeTensorMode, ShapeEnv, optimization_hint, statically_known_true
 
@@ -80,7 +80,7 @@ class PassResult:
 
     changed: bool = False
     rewrites: list[Rewrite] = field(default_factory=list)
-    declined: list[Declined] = field(default_factory=list)
+    declined: dict[tuple[str, str, str], Declined] = field(default_factory=dict)
     failure: str | None = None
 
 
@@ -172,7 +172,8 @@ class PassContext:
     def decline(self, rule: str, node: Node | None, reason: str) -> None:
         """Record that a rule looked at `node` and left it alone, because `reason` does not hold (or does)."""
         name, source = (node.name, source_line(node)) if node is not None else ("", "")
-        self._run.result.declined.append(Declined(self._run.stage, self._run.pass_name, rule, name, reason, source))
+        record = Declined(self._run.stage, self._run.pass_name, rule, name, reason, source)
+        self._run.result.declined.setdefault((rule, name, reason), record)
 
     def insert(
         self,
@@ -187,8 +188,13 @@ class PassContext:
         node = graph.call_function(target, args, kwargs)
         node.meta = {key: value for key, value in like.meta.items() if key not in ("val", "tensor_meta", "from_node")}
         node.meta["val"] = fake_value(node, self.fake_mode)
+        self.vouch(node, node.meta["val"])
         self._run.touched.append(node)
         return node
+
+    def vouch(self, node: Node, value: Any) -> None:
+        """State that `value` is what the node, as it is now, computes on fake values: the manager need not."""
+        self._run.vouched[node] = Vouched(node.target, node.args, node.kwargs, value)
 
     def hint(self, size: int | torch.SymInt, fallback: int = 1) -> int:
         """A likely value of a size, for estimates only; adds no guard."""
@@ -204,6 +210,11 @@ class PassContext:
         """For the manager: start a run of a pass. `check` is called when a rewrite is complete."""
         self._run = _Run(stage, name, blocked, check)
         return self._run.result
+
+    @property
+    def vouched(self) -> dict[Node, Vouched]:
+        """For the manager: values that need no second computing."""
+        return self._run.vouched
 
     def finish_rewrite(self) -> None:
         """For the manager: the rewrite asked for last is complete; account for it and check it."""
@@ -228,6 +239,7 @@ class _Run:
     result: PassResult = field(default_factory=PassResult)
     open: Rewrite | None = None
     touched: list[Node] = field(default_factory=list)
+    vouched: dict[Node, Vouched] = field(default_factory=dict)
 
 
 def source_line(node: Node) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node
@@ -22,7 +23,7 @@ from optpass.torch_private import (
     statically_known_true,
 )
 
-__all__ = ["fake_mode_of", "fake_value", "meta_difference", "refresh_values"]
+__all__ = ["Vouched", "fake_call", "fake_mode_of", "fake_value", "meta_difference", "refresh_values"]
 
 
 def fake_mode_of(graph: Graph) -> FakeTensorMode | None:
@@ -32,9 +33,16 @@ def fake_mode_of(graph: Graph) -> FakeTensorMode | None:
 
 def fake_value(node: Node, mode: FakeTensorMode | None) -> Any:
     """What the node computes, on the fake values of its arguments; adds no guard."""
-    args, kwargs = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+    return fake_call(node.target, node.args, node.kwargs, mode)
+
+
+def fake_call(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode | None
+) -> Any:
+    """What an operation would compute on the fake values of the nodes among its arguments; adds no guard."""
+    args, kwargs = map_arg((args, dict(kwargs)), lambda argument: argument.meta["val"])
     with _propagating(mode):
-        return node.target(*args, **kwargs)
+        return target(*args, **kwargs)
 
 
 def meta_difference(old: Any, new: Any) -> str | None:
@@ -61,11 +69,27 @@ def meta_difference(old: Any, new: Any) -> str | None:
     return None if type(old) is type(new) else f"{_describe(old)} became {_describe(new)}"
 
 
-def refresh_values(graph: Graph, before: Snapshot, mode: FakeTensorMode | None, *, everything: bool) -> None:
+class Vouched(NamedTuple):
+    """The fake value of a node and the form of the node that it was computed for."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    value: Any
+
+
+def refresh_values(
+    graph: Graph,
+    before: Snapshot,
+    mode: FakeTensorMode | None,
+    vouched: Mapping[Node, Vouched] = MappingProxyType({}),
+    *,
+    everything: bool,
+) -> None:
     """Check the value of each changed node against a fresh one and store the fresh one; fill in missing values.
 
     A node that did not change keeps its value unless it is a view of one whose storage changed. With `everything` each
-    node is computed afresh.
+    node is computed afresh, vouched for or not.
 
     Raises:
         VerifyError: a fresh value differs in dtype, shape, strides or device.
@@ -77,11 +101,16 @@ def refresh_values(graph: Graph, before: Snapshot, mode: FakeTensorMode | None, 
             if node.op != "call_function" or not _can_propagate(node):
                 continue
             old = storages_of(node)
-            stale_view = any(not old.isdisjoint(renewed[a]) for a in node.all_input_nodes if a in renewed)
+            moved = [argument for argument in node.all_input_nodes if argument in renewed]
+            stale_view = any(not old.isdisjoint(renewed[argument]) for argument in moved)
             if not stale_view and (node not in changed or (not everything and _surely_fresh(node, before))):
                 continue
-            args, kwargs = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
-            fresh = node.target(*args, **kwargs)
+            known = None if everything or moved else vouched.get(node)
+            if known is not None and known[:3] == (node.target, node.args, node.kwargs):
+                fresh = known.value
+            else:
+                args, kwargs = map_arg((node.args, node.kwargs), lambda argument: argument.meta["val"])
+                fresh = node.target(*args, **kwargs)
             if "val" in node.meta and (difference := meta_difference(node.meta["val"], fresh)):
                 raise VerifyError(f"value of node {node.name} is stale: {difference}", where=node.format_node())
             was_view = stale_view or is_view(node)

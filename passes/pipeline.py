@@ -17,6 +17,13 @@ from torch.fx import GraphModule
 from optpass.errors import ConfigError, PassError, VerifyError
 from optpass.options import Options
 from optpass.passes.base import Pass, PassContext, PassResult, Stage
+from optpass.passes.cleanup.canonicalise import Canonicalise
+from optpass.passes.cleanup.collapse_casts import CollapseCasts
+from optpass.passes.cleanup.collapse_views import CollapseViews
+from optpass.passes.cleanup.eliminate_common_subexpressions import EliminateCommonSubexpressions
+from optpass.passes.cleanup.fold_constants import FoldConstants
+from optpass.passes.cleanup.remove_dead_code import RemoveDeadCode
+from optpass.passes.cleanup.remove_noops import RemoveNoops
 from optpass.passes.meta import fake_mode_of, refresh_values
 from optpass.passes.registry import Registration, registrations
 from optpass.passes.replay import Disagreement, RewriteCheck
@@ -28,10 +35,35 @@ __all__ = ["DEFAULT", "fingerprint", "ordered_passes", "run_stage"]
 
 log = logging.getLogger(__name__)
 
+_CLEANUP: Sequence[type[Pass]] = (
+    # One spelling per operation first, so that the others match a single form.
+    Canonicalise,
+    # Numbers before no-ops: `x * full(1)` is one only when the number shows.
+    FoldConstants,
+    # Casts and views that cancel out leave no-ops and equal nodes behind.
+    CollapseCasts,
+    RemoveNoops,
+    CollapseViews,
+    # Equal nodes once their arguments are as short as they get.
+    EliminateCommonSubexpressions,
+    # Last: every pass before leaves nodes without users.
+    RemoveDeadCode,
+)
+
 DEFAULT: Mapping[Stage, Sequence[type[Pass]]] = {
-    Stage.SEMANTIC: (),
-    Stage.JOINT: (),
-    Stage.TENSOR: (),
+    Stage.SEMANTIC: (
+        # Recognisers match one spelling. Nothing else: in-place operations and autograd still need the rest.
+        Canonicalise,
+        RemoveDeadCode,
+    ),
+    Stage.JOINT: (
+        # Before partitioning, so that what is saved for the backward is the least.
+        *_CLEANUP,
+    ),
+    Stage.TENSOR: (
+        # Partitioning cuts chains and recomputes; the rest matches clean graphs only.
+        *_CLEANUP,
+    ),
     Stage.FUSION: (),
 }
 
@@ -125,7 +157,7 @@ def _run_pass(pass_: Pass, stage: Stage, gm: GraphModule, ctx: PassContext, cont
     report = ctx.report
     report.passes.append(PassRecord(stage.value, pass_.name, milliseconds, applied, result.changed, result.failure))
     report.rewrites += result.rewrites
-    report.declined += result.declined
+    report.declined += result.declined.values()
     return result
 
 
@@ -137,16 +169,14 @@ def _attempt(pass_: Pass, stage: Stage, gm: GraphModule, ctx: PassContext, contr
     while True:
         before = Snapshot(gm.graph)
         replays = level in ("numeric", "strict")
-        check = RewriteCheck(gm, before, ctx.fake_mode, pass_.exact, blocked) if replays else None
+        check = RewriteCheck(gm, before, exact=pass_.exact, checked=max(blocked, default=0)) if replays else None
         result = ctx.begin_pass(stage.value, pass_.name, blocked, check)
         try:
             pass_.run(gm, ctx)
             ctx.finish_rewrite()
             result.changed = not before.is_current(gm.graph)
-            if result.changed and level != "off":
-                check_structure(gm, stage)
-                refresh_values(gm.graph, before, ctx.fake_mode, everything=level != "meta")
-                contract.check(gm.graph)
+            if result.changed:
+                _check(gm, stage, before, ctx, contract)
         except Disagreement as disagreement:
             if level == "strict":
                 raise VerifyError(f"pass {pass_.name!r}, {disagreement}", where=disagreement.rewrite.source) from None
@@ -167,6 +197,16 @@ def _attempt(pass_: Pass, stage: Stage, gm: GraphModule, ctx: PassContext, contr
             gm.graph = before.restore()
         result.rewrites = sorted([*result.rewrites, *refused], key=lambda rewrite: rewrite.number)
         return result
+
+
+def _check(gm: GraphModule, stage: Stage, before: Snapshot, ctx: PassContext, contract: Contract) -> None:
+    level = ctx.options.verify
+    if level != "off":
+        check_structure(gm, stage)
+    # Never skipped: later passes read aliasing off the values.
+    refresh_values(gm.graph, before, ctx.fake_mode, ctx.vouched, everything=level in ("numeric", "strict"))
+    if level != "off":
+        contract.check(gm.graph)
 
 
 def _anchor(registration: Registration, builtin: list[str]) -> float:
