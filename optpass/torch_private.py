@@ -7,11 +7,16 @@ name with a leading underscore from torch, so a new release is checked by readin
 from __future__ import annotations
 
 import torch
+from torch._decomp import get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
-from torch._guards import detect_fake_mode
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext, detect_fake_mode
 from torch._library.utils import is_impure as is_impure_op
 from torch._ops import HigherOrderOperator, OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     guard_or_false,
@@ -19,11 +24,14 @@ from torch.fx.experimental.symbolic_shapes import (
     optimization_hint,
     statically_known_true,
 )
+from torch.fx.traceback import preserve_node_meta
+from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
+    "MODE_SWITCHES",
     "FakeTensorMode",
     "FloorDiv",
     "HigherOrderOperator",
@@ -31,18 +39,30 @@ __all__ = [
     "OpOverload",
     "PythonMod",
     "ShapeEnv",
+    "TracingContext",
+    "aot_module_simplified",
     "detect_fake_mode",
+    "empty_strided_cpu",
+    "disable_current_modes",
     "enable_python_dispatcher",
     "flop_registry",
+    "get_decompositions",
     "graph_codegen",
     "guard_or_false",
     "has_free_unbacked_symbols",
     "is_impure_op",
+    "make_fx",
+    "min_cut_rematerialization_partition",
     "optimization_hint",
+    "preserve_node_meta",
     "statically_known_true",
     "storage_id",
     "tree_leaves",
 ]
+
+
+#: Functions that switch a mode for the nodes after them in Dynamo's graph.
+MODE_SWITCHES = frozenset({torch._C._set_grad_enabled, _enter_autocast, _exit_autocast})
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -53,3 +73,11 @@ def storage_id(tensor: torch.Tensor) -> int:
 def graph_codegen(graph: torch.fx.Graph) -> torch.fx.graph.CodeGen:
     """The object that prints the graph's calling convention; a copy of the graph needs the same one."""
     return graph._codegen
+
+
+def empty_strided_cpu(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised CPU memory; replaced below by PyTorch's own fast path, which skips the dispatcher."""
+    return torch.empty_strided(size, strides, dtype=dtype)
+
+
+empty_strided_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", empty_strided_cpu)
