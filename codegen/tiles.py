@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from optpass.codegen.expr import Expr, Symbol, coefficients, is_value
-from optpass.codegen.ir import Axis, Kernel, Load, Reduce, Store, arguments
+from optpass.codegen.ir import Axis, Compute, Const, Kernel, Load, Part, Reduce, Store, arguments
 from optpass.codegen.simplify import expressions, merge_axes
 from optpass.codegen.target import Target
 
@@ -57,7 +57,7 @@ def arrange(kernel: Kernel) -> Kernel:
     rows = _ordered(kernel, kernel.rows, Store)
     is_ordered = any(isinstance(i, Reduce) and i.op.startswith("arg") for i in kernel.body)
     cols = kernel.cols if is_ordered else _ordered(kernel, kernel.cols, Load)
-    return merge_axes(replace(kernel, rows=rows, cols=cols))
+    return _without_unit_reductions(merge_axes(replace(kernel, rows=rows, cols=cols)))
 
 
 def tile(kernel: Kernel, target: Target) -> Tile:
@@ -74,6 +74,22 @@ def tile(kernel: Kernel, target: Target) -> Tile:
     elements = choice.x_block * choice.y_block
     warps = _clamp(elements // (lanes * PER_THREAD), 1, min(16, target.max_threads // lanes))
     return replace(choice, num_warps=warps, index_bits=index_bits(kernel))
+
+
+def _without_unit_reductions(kernel: Kernel) -> Kernel:
+    """Where no column axis is left each reduction folds one value: it becomes that value."""
+    if kernel.cols:
+        return kernel
+    body = list(kernel.body)
+    for k, ins in enumerate(body):
+        if isinstance(ins, Reduce) and ins.op.startswith("arg"):
+            body[k] = Const(0, ins.dtype)
+        elif isinstance(ins, Reduce):
+            body[k] = Compute("cast", (ins.arg,), ins.dtype)
+        elif isinstance(ins, Part):
+            # The deviation from the mean: 0, or NaN for a value that is not finite.
+            body[k] = Compute("sub", (ins.arg, ins.arg), ins.dtype) if ins.field else Compute("cast", (ins.arg,), ins.dtype)
+    return replace(kernel, body=tuple(body))
 
 
 def numel(axes: tuple[Axis, ...]) -> Expr:

@@ -156,7 +156,7 @@ class _Printer:
         block = f"tl.arange(0, {d.upper()}BLOCK){spread}{self.wide}"
         self.write(f"{name} = {start} + {block}" if start else f"{name} = {block}")
         size = numel(axes)
-        if not (size.is_Integer and size % getattr(self.tile, f"{d}_block") == 0):
+        if not (size.is_Integer and size > 0 and size % getattr(self.tile, f"{d}_block") == 0):
             self.guards[d] = f"{d}_in"
             self.write(f"{d}_in = {name} < {self.expr(size)}")
         if len(axes) > 1:
@@ -238,15 +238,14 @@ class _Printer:
         """Prints the constants that some use needs as a value of their dtype rather than as a literal."""
         typed = {a for ins in self.body for a in arguments(ins) if self.is_const(a) and not self.inlines(ins, a)}
         for k in sorted(typed):
-            value, dtype = self.body[k].value, self.body[k].dtype
-            self.write(f"v{k} = tl.full([], {ops.literal(value, dtype)}, {ops.tl_type(dtype)})")
+            self.write(f"v{k} = {ops.constant(self.body[k].value, self.body[k].dtype)}")
 
     def is_const(self, k: int) -> bool:
         return isinstance(self.body[k], Const)
 
     def inlines(self, ins: Instruction, k: int) -> bool:
         """Whether constant ``k`` may stand as a literal in ``ins``: its dtype follows from the other operand."""
-        if not isinstance(ins, Compute) or self.body[k].dtype not in (torch.float32, torch.int32, torch.int64):
+        if not isinstance(ins, Compute) or not ops.is_plain(self.body[k].value, self.body[k].dtype):
             return False
         values = ins.args[1:] if ins.op == "where" else ins.args if ins.op in ops.INFIX else ()
         return k in values and not all(self.is_const(a) for a in values)

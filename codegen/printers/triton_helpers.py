@@ -114,15 +114,6 @@ def uniform(seed, counter):
 
 
 @triton.jit
-def to_float8e4nv(x):
-    """Rounds to nearest even; beyond the range NaN, where hardware saturates."""
-    bits = x.to(tl.float8e4nv).to(tl.int8, bitcast=True)
-    sign = (x.to(tl.int32, bitcast=True) >> 24).to(tl.int8) & -128
-    # 464 lies halfway between 448, the largest number, and what would be the next one.
-    return tl.where(tl.abs(x) <= 464.0, bits, sign | 0x7F).to(tl.float8e4nv, bitcast=True)
-
-
-@triton.jit
 def to_float8e5(x):
     """Rounds to nearest even; beyond the range infinity, where hardware saturates."""
     bits = x.to(tl.float8e5).to(tl.int8, bitcast=True)

@@ -37,7 +37,7 @@ _FOLDS = {
 HELPERS = frozenset(
     {
         "add", "multiply", "either", "both", "maximum", "minimum", "argmax", "argmin", "welford", "floor_div",
-        "floor_mod", "pow_int", "wrap_index", "uniform", "to_float8e4nv", "to_float8e5",
+        "floor_mod", "pow_int", "wrap_index", "uniform", "to_float8e5",
     }
 )  # fmt: skip
 
@@ -67,10 +67,28 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
     return repr(float(value)) if math.isfinite(value) else f'float("{float(value)}")'
 
 
+def is_plain(value: bool | int | float, dtype: torch.dtype) -> bool:
+    """Whether a literal beside an operand of the dtype means the same as the constant."""
+    return dtype in (torch.float32, torch.int32, torch.int64) and not is_negative_zero(value)
+
+
+def is_negative_zero(value: bool | int | float) -> bool:
+    return value == 0 and math.copysign(1, value) < 0
+
+
+def constant(value: bool | int | float, dtype: torch.dtype) -> str:
+    """A scalar of the dtype."""
+    if is_negative_zero(value):
+        # Triton takes -0.0 for 0.
+        return f"tl.full([], 0.0, {tl_type(dtype)}) * -1.0"
+    return f"tl.full([], {literal(value, dtype)}, {tl_type(dtype)})"
+
+
 def narrow(text: str, dtype: torch.dtype) -> str:
     """A float32 value rounded to a narrow dtype."""
-    if dtype.itemsize == 1:
-        return f"to_{_TYPES[dtype]}({text})"
+    if dtype == torch.float8_e5m2:
+        # Hardware saturates; PyTorch does so for float8_e4m3fn only.
+        return f"to_float8e5({text})"
     return f"{text}.to({tl_type(dtype)})"
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from optpass.autotune.arch import target
@@ -46,13 +47,20 @@ def run_interpreted(
     if programs == 0:
         return
     pointers = [tensors[b.name] for b in kernel.buffers]
-    args = [*pointers, *(sizes[s] for s in kernel.sizes), *(scalars[s.name] for s in kernel.scalars)]
-    args += [value for _, value in source.constants]
-    results, error = _ask(str(write(source)), source.name, programs, args)
+    memory = [(_bytes(t), t.dtype, t.storage_offset()) for t in pointers]
+    values = [sizes[s] for s in kernel.sizes]
+    values += [int(v) if isinstance(v, bool) else v for v in (scalars[s.name] for s in kernel.scalars)]
+    values += [value for _, value in source.constants]
+    results, error = _ask(str(write(source)), source.name, programs, memory, values)
     if error:
         raise RuntimeError(f"{error}\n{source.text}")
     for old, new in zip(pointers, results):
-        old.untyped_storage().copy_(new.untyped_storage())
+        _bytes(old).copy_(new)
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    """The whole memory behind a tensor."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def write(source: TritonSource) -> Path:

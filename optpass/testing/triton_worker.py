@@ -72,6 +72,7 @@ def _patch() -> None:
     builder = interpreter.InterpreterBuilder
     builder.cast_impl = _cast
     builder.create_fp_to_fp = lambda self, source, to, rounding: _cast(self, source, to)
+    builder.get_all_ones_value = _all_ones
     interpreter.ReduceOps.generic_reduce = _fold
     # Only debug mode keeps device assertions; its overflow checks would reject arithmetic that wraps.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(debug=True, sanitize_overflow=False)
@@ -82,12 +83,22 @@ def _patch() -> None:
     libdevice.rint = _libdevice(torch.round)
 
 
-def _run(path: str, name: str, programs: int, args: list) -> list[torch.Tensor]:
+def _all_ones(self, kind):
+    return interpreter.TensorHandle(~np.zeros(1, dtype=interpreter._get_np_dtype(kind)), kind.scalar)
+
+
+def _double(value: float):
+    return tl.tensor(interpreter.TensorHandle(np.array([value]), tl.float64), tl.float64)
+
+
+def _run(path: str, name: str, programs: int, memory: list[tuple], values: list) -> list[torch.Tensor]:
     spec = importlib.util.spec_from_file_location(f"{name}_{hash(path)}", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    getattr(module, name)[(programs,)](*args)
-    return [a for a in args if isinstance(a, torch.Tensor)]
+    pointers = [b[o * t.itemsize :].view(t) for b, t, o in memory]
+    values = [_double(v) if isinstance(v, float) else v for v in values]
+    getattr(module, name)[(programs,)](*pointers, *values)
+    return [b for b, _, _ in memory]
 
 
 def main() -> None:
