@@ -108,6 +108,7 @@ class DumpSink(Protocol):
     """Where graphs go for a person to read; see `optpass.dump`."""
 
     def render(self, gm: GraphModule) -> str: ...
+    def write_capture(self, gm: GraphModule) -> None: ...
     def write_pass(self, stage: str, name: str, before: str, after: str) -> None: ...
     def write_report(self, report: GraphReport) -> None: ...
 
@@ -173,7 +174,10 @@ class PassContext:
         """Record that a rule looked at `node` and left it alone, because `reason` does not hold (or does)."""
         name, source = (node.name, source_line(node)) if node is not None else ("", "")
         record = Declined(self._run.stage, self._run.pass_name, rule, name, reason, source)
-        self._run.result.declined.setdefault((rule, name, reason), record)
+        if self._run.pass_name:
+            self._run.result.declined.setdefault((rule, name, reason), record)
+        else:
+            self.report.declined.append(record)
 
     def insert(
         self,
@@ -210,6 +214,10 @@ class PassContext:
         """For the manager: start a run of a pass. `check` is called when a rewrite is complete."""
         self._run = _Run(stage, name, blocked, check)
         return self._run.result
+
+    def end_pass(self) -> None:
+        """For the manager: no pass runs; refusals go to the report."""
+        self._run = _Run()
 
     @property
     def vouched(self) -> dict[Node, Vouched]:

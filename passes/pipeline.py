@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import inspect
 import itertools
 import logging
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import networkx
 import torch
@@ -84,10 +87,13 @@ def run_stage(stage: Stage, gm: GraphModule, ctx: PassContext) -> GraphModule:
     """
     if ctx.fake_mode is None:
         ctx.fake_mode = fake_mode_of(gm.graph)
+    if ctx.dump is not None:
+        ctx.dump.write_capture(gm)
     changed = False
     contract = Contract.of(gm.graph)
     for pass_ in ordered_passes(stage, ctx.options):
         changed |= _run_pass(pass_, stage, gm, ctx, contract).changed
+    ctx.end_pass()
     if changed:
         gm.recompile()
     if ctx.dump is not None:
@@ -133,13 +139,27 @@ def ordered_passes(stage: Stage, options: Options | None = None) -> list[Pass]:
 
 
 def fingerprint(options: Options) -> str:
-    """A hash of every pass that runs, by name and source; part of each cache key."""
-    digest = hashlib.sha256(torch.__version__.encode())
+    """A hash of PyTorch's version, the passes that run and the sources behind them; part of each cache key."""
+    digest = hashlib.sha256(f"{torch.__version__} {_package_hash()}".encode())
     for stage in Stage:
         for pass_ in ordered_passes(stage, options):
-            digest.update(pass_.name.encode())
-            digest.update(inspect.getsource(inspect.getmodule(getattr(pass_, "function", type(pass_)))).encode())
+            digest.update(f"{stage} {pass_.name} {_outside_source(pass_)}".encode())
     return digest.hexdigest()
+
+
+@functools.cache
+def _package_hash() -> str:
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _outside_source(pass_: Pass) -> str:
+    """The source of the module of a pass from outside; its name where there is none, as in an interactive session."""
+    code = getattr(pass_, "function", type(pass_))
+    try:
+        return inspect.getsource(sys.modules[code.__module__])
+    except (OSError, TypeError, KeyError):
+        return f"{code.__module__}.{code.__qualname__}"
 
 
 def _run_pass(pass_: Pass, stage: Stage, gm: GraphModule, ctx: PassContext, contract: Contract) -> PassResult:
