@@ -55,7 +55,7 @@ class Emitter:
             number = float(value)
             if dtype == torch.float32 and math.isfinite(number):
                 try:
-                    number = struct.unpack("f", struct.pack("f", number))[0]
+                    number = struct.unpack("<f", struct.pack("<f", number))[0]
                 except OverflowError:
                     raise UnsupportedOp(f"the number {value} does not fit {dtype}") from None
             return self.builder.emit(Const(number, dtype))

@@ -69,9 +69,22 @@ def argument(node: Node, position: int, name: str, default: object = None) -> ob
 
 
 def scalar_expr(value: object) -> Expr | None:
-    """The expression of an int, a SymInt or a node that holds one; None for anything else."""
+    """The expression of an int, a SymInt or a node that holds one; None for anything else, or what no printer knows."""
     if isinstance(value, Node):
         value = value.meta.get("val")
     if isinstance(value, bool) or not isinstance(value, int | torch.SymInt):
         return None
-    return to_expr(value)
+    expr = to_expr(value)
+    return expr if is_printable(expr) else None
+
+
+_PRINTABLE = {"Add", "Mul", "Pow", "PowByNatural", "FloorDiv", "CleanDiv", "Mod", "PythonMod", "Max", "Min"}
+
+
+def is_printable(expr: Expr) -> bool:
+    """Whether every printer can spell an integer expression."""
+    if expr.is_Integer or expr.is_Symbol:
+        return True
+    if expr.is_Rational:
+        return True  # a coefficient of a quotient that is known to be whole
+    return expr.func.__name__ in _PRINTABLE and all(is_printable(a) for a in expr.args)

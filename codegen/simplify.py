@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import sympy
 
-from optpass.codegen.expr import Expr, Symbol, coefficients
+from optpass.codegen.expr import Expr, Symbol, axis_symbol, coefficients
 from optpass.codegen.ir import Axis, Index, Instruction, Kernel, Load, Store
 
 
@@ -23,6 +23,8 @@ def merge_axes(kernel: Kernel) -> Kernel:
             merged = _merged(kernel, group, position)
             kernel = merged or kernel
             position -= 1
+    if not kernel.rows and not kernel.cols:  # a scalar: printers may rely on at least one axis
+        kernel = replace(kernel, rows=(Axis(axis_symbol("r0"), sympy.S.One),))
     return kernel
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "ShapeEnv",
     "TracingContext",
     "aot_module_simplified",
+    "current_raw_stream",
     "detect_fake_mode",
     "empty_strided_cpu",
     "disable_current_modes",
@@ -55,6 +56,7 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "optimization_hint",
     "preserve_node_meta",
+    "reinterpret",
     "statically_known_true",
     "storage_id",
     "tree_leaves",
@@ -81,3 +83,22 @@ def empty_strided_cpu(size: tuple[int, ...], strides: tuple[int, ...], dtype: to
 
 
 empty_strided_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", empty_strided_cpu)
+
+
+def current_raw_stream(device: int) -> int:
+    """The driver's handle of a GPU's current stream; replaced below by PyTorch's own fast path where it was built."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+current_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", current_raw_stream)
+
+
+def reinterpret(
+    tensor: torch.Tensor, size: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """Another header over a tensor's memory, ``offset`` elements further on, without a view relation for autograd."""
+    fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return fresh.set_(tensor.untyped_storage(), tensor.storage_offset() + offset, size, strides)
+
+
+reinterpret = getattr(torch._C._dynamo.guards, "_reinterpret_tensor", reinterpret)

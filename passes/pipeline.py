@@ -27,6 +27,7 @@ from optpass.passes.cleanup.eliminate_common_subexpressions import EliminateComm
 from optpass.passes.cleanup.fold_constants import FoldConstants
 from optpass.passes.cleanup.remove_dead_code import RemoveDeadCode
 from optpass.passes.cleanup.remove_noops import RemoveNoops
+from optpass.passes.fusion.fuse_regions import FuseRegions
 from optpass.passes.meta import fake_mode_of, refresh_values
 from optpass.passes.registry import Registration, registrations
 from optpass.passes.replay import Disagreement, RewriteCheck
@@ -34,7 +35,7 @@ from optpass.passes.snapshot import Snapshot
 from optpass.passes.verify import Contract, check_structure, missing_fact
 from optpass.report import PassRecord
 
-__all__ = ["DEFAULT", "fingerprint", "ordered_passes", "run_stage"]
+__all__ = ["DEFAULT", "fingerprint", "ordered_passes", "run_passes", "run_stage"]
 
 log = logging.getLogger(__name__)
 
@@ -67,12 +68,24 @@ DEFAULT: Mapping[Stage, Sequence[type[Pass]]] = {
         # Partitioning cuts chains and recomputes; the rest matches clean graphs only.
         *_CLEANUP,
     ),
-    Stage.FUSION: (),
+    Stage.FUSION: (
+        FuseRegions,  # last: what it makes, only code generation reads
+    ),
 }
 
 
 def run_stage(stage: Stage, gm: GraphModule, ctx: PassContext) -> GraphModule:
-    """Run the passes of a stage on a graph, in place.
+    """Run the passes of a stage on a graph, in place; see `run_passes`.
+
+    Raises:
+        PassError: the order that registered passes ask for is impossible.
+        ConfigError: `ctx.options.disable` names no pass.
+    """
+    return run_passes(ordered_passes(stage, ctx.options), stage, gm, ctx)
+
+
+def run_passes(passes: Sequence[Pass], stage: Stage, gm: GraphModule, ctx: PassContext) -> GraphModule:
+    """Run some passes on a graph, in place.
 
     A pass that raises, or whose graph does not stand the checks that `ctx.options.verify` asks for, is undone and
     recorded in `ctx.report`; the others go on.
@@ -82,8 +95,6 @@ def run_stage(stage: Stage, gm: GraphModule, ctx: PassContext) -> GraphModule:
 
     Raises:
         VerifyError: a check failed, or a pass raised, under `verify="strict"`.
-        PassError: the order that registered passes ask for is impossible.
-        ConfigError: `ctx.options.disable` names no pass.
     """
     if ctx.fake_mode is None:
         ctx.fake_mode = fake_mode_of(gm.graph)
@@ -91,7 +102,7 @@ def run_stage(stage: Stage, gm: GraphModule, ctx: PassContext) -> GraphModule:
         ctx.dump.write_capture(gm)
     changed = False
     contract = Contract.of(gm.graph)
-    for pass_ in ordered_passes(stage, ctx.options):
+    for pass_ in passes:
         changed |= _run_pass(pass_, stage, gm, ctx, contract).changed
     ctx.end_pass()
     if changed:

@@ -63,13 +63,6 @@ def _div_power_of_two(node: Node) -> Outcome:
     return Become(aten.mul.Tensor, (node.args[0], 1.0 / scalar))
 
 
-def _square(node: Node) -> Outcome:
-    scalar = _scalar_operand(node)
-    if isinstance(scalar, bool) or scalar != 2 or not _is_floating(node.args[0]):
-        return None
-    return Become(aten.mul.Tensor, (node.args[0], node.args[0]))
-
-
 class Canonicalise(RulePass):
     """Give each operation one spelling, so that every later rule matches a single form.
 
@@ -85,7 +78,7 @@ class Canonicalise(RulePass):
         arithmetic, the other operand is a plain number and the tensor is floating-point.
     Leaves alone: divisors that are not powers of two, integers beyond 2**53, integer tensors, any `alpha`, symbolic
         scalars, operators without a schema.
-    Numerics: exact. `x - c` is `x + (-c)`, a power of two has an exact reciprocal, PyTorch squares by multiplication.
+    Numerics: exact, gradients too: `x - c` is `x + (-c)`, and a power of two has an exact reciprocal.
     Source: ours.
     """
 
@@ -97,7 +90,6 @@ class Canonicalise(RulePass):
         Rule("sub-scalar", (aten.sub.Tensor,), _sub_scalar),
         Rule("mul-minus-one", (aten.mul.Tensor,), _mul_minus_one),
         Rule("div-power-of-two", (aten.div.Tensor,), _div_power_of_two),
-        Rule("square", (aten.pow.Tensor_Scalar,), _square),
     )
 
     def run(self, gm: GraphModule, ctx: PassContext) -> None:

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 from optpass.codegen import views
 from optpass.codegen.emit import SUPPORTED
 from optpass.codegen.lower import CASTS, REDUCTIONS, STRUCTURAL, is_getitem
-from optpass.codegen.meta import shape_of, to_expr
+from optpass.codegen.meta import is_printable, shape_of, to_expr
 from optpass.codegen.pointwise import RULES
 from optpass.codegen.reductions import is_reduction
 from optpass.codegen.structural import GATHERS, GENERATORS
@@ -55,6 +55,8 @@ def refusal(node: Node, target: Target) -> str | None:
             return f"a tensor on {t.device.type} in a kernel of {target.device}"
         if any(isinstance(s, int) and s == 0 for s in t.shape):
             return "an empty tensor"
+        if not all(is_printable(to_expr(s)) for s in [*t.shape, *t.stride()]):
+            return "a size that is no integer polynomial"
         if t.is_conj() or t.is_neg():
             return "a lazily conjugated or negated view"
     for t in results:

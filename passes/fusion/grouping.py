@@ -21,6 +21,7 @@ from optpass.codegen.lower import is_getitem
 from optpass.codegen.meta import is_tensor, normal_dim, shape_of
 from optpass.codegen.reductions import is_reduction, reduced_dims, reduced_place
 from optpass.codegen.structural import GATHERS, STRUCTURAL
+from optpass.codegen.views import broadcast
 from optpass.errors import UnsupportedOp
 from optpass.passes.effects import has_effect, is_random, written_nodes
 from optpass.passes.fusion.candidates import find_inlined, numel, origin, producer, readers
@@ -212,7 +213,8 @@ class Grouping:
             space.places[f"{node.name}.input"] = place
             space.reduced = _axes_at(place, reduced_dims(node))
             space.places[node.name] = tuple(reduced_place(node, place))
-            self._note_reads(node, space, {source: place})
+            self._settle(source, place, space)
+            self._note_reads(node, space, {source: space.places[f"{node.name}.input"]})
         else:
             place = tuple(fresh_axis(s) for s in shape_of(node))
             space.add_axes(place)
@@ -239,7 +241,7 @@ class Grouping:
             return None
         space.places[node.name] = complete
         self._note_operand_reads(node, space, complete)
-        return complete
+        return space.places[node.name]
 
     def _operand_place(self, node: Node, space: Space) -> list[Dim | None] | None:
         """The place that the arguments computed in the space (else, read alike) give to a pointwise node."""
@@ -317,8 +319,25 @@ class Grouping:
         out = space.regrouped(inner, shape_of(view))  # type: ignore[arg-type]
         return None if out is None else list(out)
 
+    def _settle(self, argument: Node, dims: Sequence[Dim], space: Space) -> None:
+        """Splits axes where reshapes between an argument and the memory behind it cut them, so that no index divides."""
+        while views.is_view(argument):
+            source = views.viewed(argument)
+            if argument.target in views.RESHAPES:
+                inner = space.regrouped(dims, shape_of(source))
+                if inner is None:
+                    return
+                dims = inner
+            else:
+                _, dims = views.source(argument, dims)
+            argument = source
+
     def _note_operand_reads(self, node: Node, space: Space, place: Place) -> None:
         shape = shape_of(node)
+        if node.target not in STRUCTURAL:
+            for a in filter(is_tensor, node.all_input_nodes):
+                self._settle(a, broadcast(space.places[node.name], shape_of(a)), space)
+            place = space.places[node.name]
         same = [a for a in node.all_input_nodes if is_tensor(a) and shape_of(a) == shape]
         self._note_reads(node, space, dict.fromkeys(same, place) if node.target not in STRUCTURAL else {})
 

@@ -1,0 +1,138 @@
+"""The entry point of `torch.compile(model, backend="optpass")`: wires capture, passes, code generation and runtimes."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from optpass import decompositions
+from optpass.capture import normalise, why_not_normalise
+from optpass.contract import checked_once
+from optpass.dump import open_dump
+from optpass.errors import CaptureError, CompileError, CompilerMissing
+from optpass.execute import Runtime, reference, runtime_for
+from optpass.options import Options
+from optpass.passes.base import PassContext, Stage
+from optpass.passes.pipeline import run_stage
+from optpass.passes.recompute import keep_random_numbers_out_of_memory
+from optpass.report import CompileReport
+from optpass.torch_private import aot_module_simplified, min_cut_rematerialization_partition
+
+log = logging.getLogger(__name__)
+
+
+def optpass(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    **unknown: Any,
+) -> Callable[..., Any]:
+    """Compiles one graph of Dynamo's.
+
+    Args:
+        gm: the captured graph; parameters and buffers are inputs.
+        example_inputs: its inputs: real tensors, and ints for symbolic sizes.
+        mode: ``default``, ``reduce-overhead`` or ``max-autotune``.
+        options: see `optpass.options.Options`.
+
+    Returns:
+        A function of the same inputs that gives what the graph gives: dtypes, shapes, strides, aliasing, mutations.
+
+    Raises:
+        ConfigError: an option, a mode or a value is unknown.
+    """
+    chosen = Options.parse(mode, {**(options or {}), **unknown})
+    return Compilation(chosen).compile(gm, example_inputs)
+
+
+class Compilation:
+    """One call of the backend: its options, its report and its dump folder."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.report = CompileReport()
+        self.dump = open_dump(options)
+
+    def compile(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        gm = self._semantic(gm, inputs)
+        return aot_module_simplified(
+            gm,
+            inputs,
+            fw_compiler=partial(self._compile_graph, "forward"),
+            bw_compiler=partial(self._compile_graph, "backward"),
+            inference_compiler=partial(self._compile_graph, "inference"),
+            partition_fn=self._partition,
+            decompositions=decompositions.table(self.options.parity),
+            keep_inference_input_mutations=True,
+        )
+
+    def _semantic(self, gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+        """Pre-autograd ATen after the semantic passes; Dynamo's own graph where that form cannot be had."""
+        ctx, start = self._context("semantic", inputs, True), time.perf_counter()
+        reason = why_not_normalise(gm)
+        if reason is None:
+            try:
+                normal = normalise(gm, inputs)
+                ctx.report.add_time("capture", (time.perf_counter() - start) * 1e3)
+                return run_stage(Stage.SEMANTIC, normal, ctx)
+            except CaptureError as error:
+                reason = str(error)
+        ctx.decline("normalise", None, reason)
+        log.info("optpass: semantic passes are skipped: %s", reason)
+        return gm
+
+    def _partition(self, joint: GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[GraphModule, GraphModule]:
+        joint = run_stage(Stage.JOINT, joint, self._context("joint", inputs, False))
+        keep_random_numbers_out_of_memory(joint.graph)
+        return min_cut_rematerialization_partition(joint, inputs, **settings)
+
+    def _compile_graph(self, kind: str, gm: GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        ctx = self._context(kind, inputs, kind == "inference")
+        gm = run_stage(Stage.TENSOR, gm, ctx)
+        gm = run_stage(Stage.FUSION, gm, ctx)
+        start = time.perf_counter()
+        call = self._build(gm, ctx)
+        ctx.report.add_time("build", (time.perf_counter() - start) * 1e3)
+        return checked_once(call, gm.graph, self.options)
+
+    def _build(self, gm: GraphModule, ctx: PassContext) -> Callable[[list[Any]], Sequence[Any]]:
+        """The graph's function: kernels where they build, else operator by operator."""
+        if self.options.execution == "reference":
+            return reference(gm)
+        try:
+            return self._runtime(ctx.device).load(gm, ctx.report)
+        except CompilerMissing as error:
+            _warn_once(f"optpass: {error}; graphs run operator by operator (reference execution)")
+        except CompileError as error:
+            warnings.warn(f"optpass: a kernel did not build, its graph runs operator by operator: {error}", stacklevel=2)
+        return reference(gm)
+
+    def _runtime(self, device: torch.device) -> Runtime:
+        return runtime_for(device.type, device.index or 0, self.options)
+
+    def _context(self, kind: str, inputs: Sequence[Any], is_inference: bool) -> PassContext:
+        device = next((x.device for x in inputs if isinstance(x, torch.Tensor) and x.device.type != "cpu"), None)
+        device = device or torch.device("cpu")
+        return PassContext(
+            options=self.options,
+            report=self.report.graph(kind),
+            target=self._runtime(device).target,
+            device=device,
+            is_inference=is_inference,
+            dump=self.dump and self.dump.graph(kind),
+        )
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    warnings.warn(message, stacklevel=3)
