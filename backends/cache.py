@@ -7,6 +7,7 @@ killed writer, a full or read-only disk or a damaged file costs a rebuild and on
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import os
@@ -124,10 +125,8 @@ class Store:
             self._warn(f"the cache entry {entry} is damaged; building it again")
             return False
         self._hits += 1
-        try:
+        with contextlib.suppress(OSError):  # a read-only store evicts nothing
             os.utime(entry)  # its age for eviction
-        except OSError:
-            pass  # a read-only store evicts nothing
         return True
 
     # ---- writing ----

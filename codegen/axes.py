@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import sympy
 
@@ -52,8 +52,12 @@ def _rewritten(kernel: Kernel, rows: Iterable[Axis], cols: Iterable[Axis], chang
 
 def _drop_unit_axes(kernel: Kernel) -> Kernel:
     unit = {a.symbol: sympy.S.Zero for a in kernel.rows + kernel.cols if a.size == 1}
+    if not unit:
+        return kernel
     keep = lambda axes: [a for a in axes if a.symbol not in unit]
-    return _rewritten(kernel, keep(kernel.rows), keep(kernel.cols), lambda e: e.xreplace(unit)) if unit else kernel
+    # A reduction needs a column axis to run over.
+    cols = keep(kernel.cols) or kernel.cols[:1]
+    return _rewritten(kernel, keep(kernel.rows), cols, lambda e: e.xreplace(unit))
 
 
 def fresh_axis(kernel: Kernel, letter: str) -> Symbol:
@@ -81,14 +85,14 @@ def _split(kernel: Kernel, axis: Axis) -> Kernel:
     """Splits an axis into mixed-radix digits where that turns every quotient of it into a sum of digits."""
     cuts = _cuts(kernel, axis.symbol)
     places = sorted({d for d, _ in cuts.values()} | {d * m for d, m in cuts.values() if m} | {1})
-    whole = all(b % a == 0 for a, b in zip(places, places[1:]))
+    whole = all(b % a == 0 for a, b in pairwise(places))
     if not cuts or not whole or not (sympy.sympify(axis.size) / places[-1]).is_integer:
         return kernel
     if places[-1] == axis.size:
         places.pop()
     digits: list[tuple[Axis, int]] = []
     grown = kernel
-    for place, above in zip(places, [*places[1:], axis.size]):
+    for place, above in pairwise([*places, axis.size]):
         digit = Axis(fresh_axis(grown, axis.symbol.name[0]), sympy.sympify(above) / place)
         grown = replace(grown, rows=(*grown.rows, digit))
         digits.append((digit, place))

@@ -44,10 +44,11 @@ from optpass.errors import UnsupportedOp
 
 #: Rough cost of an operation in units of one vector instruction; 1 where nothing else is said.
 _COST = {
-    **dict.fromkeys("exp exp2 expm1 log log2 log10 log1p sin cos tanh erf rand".split(), 16),
-    **dict.fromkeys("tan asin acos atan sinh cosh asinh acosh atanh erfc pow atan2 fmod".split(), 32),
-    **dict.fromkeys("idiv imod tdiv".split(), 16),
-    **dict.fromkeys("div sqrt rsqrt round".split(), 3),
+    **dict.fromkeys(("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tanh", "erf", "rand"), 16),
+    **dict.fromkeys(("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "erfc", "pow"), 32),
+    **dict.fromkeys(("atan2", "fmod"), 32),
+    **dict.fromkeys(("idiv", "imod", "tdiv"), 16),
+    **dict.fromkeys(("div", "sqrt", "rsqrt", "round"), 3),
 }
 #: A value that costs more than this to compute again is saved between passes.
 _CHEAP = 8
@@ -189,8 +190,9 @@ def _check_in_place(kernel: Kernel) -> None:
     for i, store in enumerate(kernel.body):
         for k, load in enumerate(kernel.body):
             if isinstance(store, Store) and isinstance(load, Load) and load.buffer == store.buffer:
-                if k > i or load.index != store.index:
-                    raise UnsupportedOp(f"kernel {kernel.name} reads elements of {store.buffer} that it writes elsewhere")
+                if k < i and load.index == store.index:
+                    continue
+                raise UnsupportedOp(f"kernel {kernel.name} reads {store.buffer} where it may be written already")
 
 
 # ---- loop order ----
@@ -287,7 +289,7 @@ class _Sections:
         self.outer, self.lane, self.inner, self.split, self.target = outer, lane, inner, split, target
         loops = {a.symbol for a in inner}
         self.full = [
-            bool(axes & loops) or (not kernel.cols and isinstance(ins, Store))
+            bool(axes & loops) or (bool(loops) and not kernel.cols and isinstance(ins, Store))
             for ins, axes in zip(self.body, kernel.axes_of)
         ]
         self.folded = self._folded()
@@ -296,6 +298,7 @@ class _Sections:
             folded or (lane is not None and lane.symbol in axes) for folded, axes in zip(self.folded, kernel.axes_of)
         ]
         self.indices = range(len(self.body))
+        self.pinned = self._pinned()
         self.first: dict[int, int] = {}
         self.saved: set[int] = set()
         self.saved_bytes = 0
@@ -308,11 +311,11 @@ class _Sections:
         return out
 
     def _stages(self) -> list[int]:
-        """For each instruction the number of passes that must be over before it can run; for a reduction, before its own."""
+        """For each instruction the number of passes that are over before it runs (for a reduction: before its own)."""
         out: list[int] = []
         for ins in self.body:
             out.append(max((out[a] + isinstance(self.body[a], Reduce) for a in arguments(ins)), default=0))
-        roots = [out[i] for i, ins in enumerate(self.body) if isinstance(ins, Reduce) or self._full_store(i)]
+        roots = [out[i] for i in range(len(self.body)) if self._is_pass_root(i)]
         self.pass_count = max(roots, default=-1) + 1
         read = {ins.buffer for ins in self.body if isinstance(ins, Load)}
         for i, ins in enumerate(self.body):
@@ -320,9 +323,6 @@ class _Sections:
             if isinstance(ins, Store) and ins.buffer in read:
                 out[i] = self.pass_count - self.full[i]
         return out
-
-    def _full_store(self, i: int) -> bool:
-        return isinstance(self.body[i], Store) and self.full[i]
 
     def schedule(self, tile: bool, work: Expr) -> Schedule:
         sections: list[tuple[list[int], list[int]]] = []
@@ -337,7 +337,7 @@ class _Sections:
             )
             for t, (body, reads) in enumerate(sections)
         ]
-        hoisted = [i for i in range(len(self.body)) if self._is_row_value(i) and not self.varies[i]] if self.lane else []
+        hoisted = [i for i in self.indices if self._is_row_value(i) and not self.varies[i]] if self.lane else []
         return Schedule(
             self.kernel, self.outer, self.lane, self.inner, self.split, tile, tuple(built[::2]), tuple(built[1::2]),
             tuple(hoisted), work,
@@ -346,17 +346,18 @@ class _Sections:
     def _is_row_value(self, i: int) -> bool:
         return not self.full[i] and not isinstance(self.body[i], Reduce | Store)
 
+    def _is_pass_root(self, i: int) -> bool:
+        return isinstance(self.body[i], Reduce) or (isinstance(self.body[i], Store) and self.full[i])
+
     def _pass_roots(self, t: int) -> list[int]:
-        return [i for i in self.indices if self.stage[i] == t and (isinstance(self.body[i], Reduce) or self._full_store(i))]
+        return [i for i in self.indices if self.stage[i] == t and self._is_pass_root(i)]
 
     def _row_roots(self, t: int) -> list[int]:
         """Stores, and the values that are worth computing once a row rather than where they are used."""
-        roots = []
-        for i in self.indices:
-            if self.stage[i] == t and not self.full[i] and not isinstance(self.body[i], Reduce):
-                if isinstance(self.body[i], Store) or not self.lane or (self.varies[i] and not self._again(i)):
-                    roots.append(i)
-        return roots
+        here = [i for i in self.indices if self.stage[i] == t and not self.full[i] and not self._is_pass_root(i)]
+        if not self.lane:
+            return here
+        return [i for i in here if isinstance(self.body[i], Store) or (self.varies[i] and not self._again(i))]
 
     def _section(self, t: int, roots: list[int]) -> tuple[list[int], list[int]]:
         """What section ``t`` computes, in order, and what it reads back from storage."""
@@ -396,8 +397,19 @@ class _Sections:
         self.saved.add(i)
         return True
 
-    def _again(self, i: int) -> bool:
-        """Whether a value is as well computed again as kept."""
+    def _pinned(self) -> set[int]:
+        """Full-level values compared with a reduction, such as ``x == max(x)``, whose two computations could differ in
+        the last place: vector functions round otherwise than the scalar ones that finish a loop."""
+        return {
+            a
+            for ins in self.body
+            if isinstance(ins, Compute) and ins.op in ("eq", "ne", "lt", "le", "gt", "ge")
+            for a, other in (ins.args, ins.args[::-1])
+            if self.full[a] and self.folded[other] and self._cost_again(a) > _CHEAP
+        }
+
+    def _cost_again(self, i: int) -> int:
+        """Cost of computing a value again from its loads and reductions."""
         seen: set[int] = set()
 
         def visit(k: int) -> int:
@@ -406,13 +418,17 @@ class _Sections:
             seen.add(k)
             return op_cost(self.body[k]) + sum(map(visit, arguments(self.body[k])))
 
+        return visit(i)
+
+    def _again(self, i: int) -> bool:
+        """Whether a value is as well computed again as kept."""
         if isinstance(self.body[i], Load) and self.kernel.buffer(self.body[i].buffer).written:
             return self.full[i]
-        return visit(i) <= _CHEAP and (self.full[i] or not self.folded[i])
+        return self._cost_again(i) <= _CHEAP and (self.full[i] or not self.folded[i])
 
     def _fits(self, i: int) -> bool:
         """Whether a full-level value may be saved for all columns of a row (of a lane block)."""
-        if not self.full[i]:
+        if not self.full[i] or i in self.pinned:
             return True
         if self.split or (self.lane and any(not sympy.sympify(a.size).is_Integer for a in self.inner)):
             return False

@@ -233,7 +233,7 @@ class CLikePrinter:
 
 
 class _Indices(ExprPrinter):
-    """Index expressions of one kernel: an indirect value prints as `CLikePrinter.ref`, widened before any arithmetic."""
+    """Index expressions of one kernel: an indirect value prints as `CLikePrinter.ref`, widened first."""
 
     def __init__(self, printer: CLikePrinter) -> None:
         self.printer = printer

@@ -105,10 +105,9 @@ class CppPrinter(CLikePrinter):
         """Memory allocated once a call, before threads start."""
         threads = "omp_get_max_threads()" if self.plan.parallel else "1"
         wanted = []
-        if saved := self._saved_full():
-            if not self._on_stack:
-                each = " + ".join(f"line({self.index(size)})" for size in saved.values())
-                wanted.append(("saved", each))
+        if not self._on_stack:
+            each = " + ".join(f"line({self.index(size)})" for size in self._saved_full().values())
+            wanted.append(("saved", each))
         if self.plan.split and self.folds:
             wanted.append(("parts", str(2 * self._slot_bytes * len(self.folds))))
         for name, size in wanted:
@@ -124,15 +123,14 @@ class CppPrinter(CLikePrinter):
 
     def _own_memory(self) -> None:
         """Arrays of one thread."""
-        offset = sympy.S.Zero
-        start = "0"
+        start = "thread * saved_bytes"
         for i, size in self._saved_full().items():
+            name = self.type(i)
             if self._on_stack:
-                self.write(f"alignas(64) {self.type(i)} keep{i}[{size // self.body[i].dtype.itemsize}];")  # type: ignore[union-attr]
+                self.write(f"alignas(64) {name} keep{i}[{size // self.body[i].dtype.itemsize}];")  # type: ignore[union-attr]
             else:
-                self.write(f"{self.type(i)}* keep{i} = ({self.type(i)}*)((char*)saved.data + thread * saved_bytes + {start});")
-                start = f"{start} + line({self.index(size)})" if offset else f"line({self.index(size)})"
-                offset += 1
+                self.write(f"{name}* keep{i} = ({name}*)((char*)saved.data + {start});")
+                start += f" + line({self.index(size)})"
         if self.plan.lane:
             for i, fold in self.folds.items():
                 self.write(f"alignas(64) {fold.type} acc{i}[{LANE_BLOCK}];")
@@ -158,7 +156,7 @@ class CppPrinter(CLikePrinter):
                 write(f"const int64_t {name}_to = share<{_GRAIN}>({size}, thread + 1, threads);")
                 if self.folds:
                     write("int turn = 0;")
-            elif self._saved_full() and not self._on_stack:
+            elif not self._on_stack:
                 write(f"const int thread = {'omp_get_thread_num()' if plan.parallel else 0};")
             self._own_memory()
             yield
@@ -178,9 +176,8 @@ class CppPrinter(CLikePrinter):
         with ExitStack() as stack:
             for axis in loops:
                 name, size, step = axis.symbol.name, self.index(axis.size), blocks.get(axis)
-                stack.enter_context(
-                    write.block(self._for(name, "0", size) if step is None else self._for(f"{name}_lo", "0", size, step), "}")
-                )
+                head = self._for(f"{name}_lo", "0", size, step) if step else self._for(name, "0", size)
+                stack.enter_context(write.block(head, "}"))
             for axis, step in blocks.items():
                 name = axis.symbol.name
                 write(f"const int64_t {name}_hi = min_int<int64_t>({name}_lo + {step}, {self.index(axis.size)});")
@@ -267,7 +264,7 @@ class CppPrinter(CLikePrinter):
         return f"{accumulator} != 0" if self.type(f) == "bool" else f"({self.type(f)}){accumulator}"
 
     def _slot(self, f: int, thread: str) -> str:
-        """Where a thread leaves its part of a reduction; rows use two sets of slots by turns, so one barrier is enough."""
+        """Where a thread leaves its part of a reduction. Rows use two sets of slots by turns: one barrier is enough."""
         offset = list(self.folds).index(f) * self._slot_bytes
         return f"slot<{self.folds[f].total}>(parts, turn * threads + {thread}, parts_bytes / 2, {offset})"
 
@@ -401,8 +398,8 @@ class CppPrinter(CLikePrinter):
             case Const() | Scalar():
                 pass
             case Store(buffer, index, value):
-                have = self.body[value].dtype  # type: ignore[union-attr]
-                text = f"{buffer}[{self.index(index)}] = {self.stored(self.ref(value), have, self.kernel.buffer(buffer).dtype)};"
+                have, want = self.body[value].dtype, self.kernel.buffer(buffer).dtype  # type: ignore[union-attr]
+                text = f"{buffer}[{self.index(index)}] = {self.stored(self.ref(value), have, want)};"
                 conditions = self._guards(index)
                 if self.plan.split and not self._is_full(i) and self.kernel.cols:
                     conditions = ["thread == 0", *conditions]

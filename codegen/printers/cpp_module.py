@@ -19,7 +19,7 @@ from optpass.codegen.target import Target
 #: Status of a kernel call: 0 fine, 1 out of memory, from here on a failed index check.
 _FIRST_CHECK = 2
 
-_READERS = {torch.bool: ("bool", "read_bool"), torch.int64: ("int64_t", "read_int"), torch.float64: ("double", "read_double")}
+_READERS = {torch.bool: "read_bool", torch.int64: "read_int", torch.float64: "read_double"}
 
 
 #: Name of every generated module; modules differ by the file that they are loaded from.
@@ -89,8 +89,8 @@ def _entry(write: Writer, segment: Segment, kernels: dict[str, Kernel]) -> None:
 
 
 def _scalar(scalar: Scalar, position: int) -> tuple[str, str]:
-    c_type, reader = _READERS[scalar.dtype]
-    return f"{c_type} {scalar.name};", f"{reader}(args[{position}], &{scalar.name})"
+    name, dtype = scalar.name, scalar.dtype
+    return f"{CppPrinter.types[dtype]} {name};", f"{_READERS[dtype]}(args[{position}], &{name})"
 
 
 def place_scratch(segment: Segment) -> tuple[dict[str, Expr], Expr]:

@@ -63,14 +63,12 @@ template <typename T> INLINE T pow_int(T base, T exponent) {
     return T(out);
 }
 
-// ---- extrema: a NaN operand wins ----
+// ---- extrema: a NaN operand wins, and of equal operands the second, as in ATen ----
 
-INLINE float max_of(float a, float b) { return (b > a) | (b != b) ? b : a; }
-INLINE float min_of(float a, float b) { return (b < a) | (b != b) ? b : a; }
-INLINE double max_of(double a, double b) { return (b > a) | (b != b) ? b : a; }
-INLINE double min_of(double a, double b) { return (b < a) | (b != b) ? b : a; }
-template <typename T> INLINE T max_of(T a, T b) { return b > a ? b : a; }
-template <typename T> INLINE T min_of(T a, T b) { return b < a ? b : a; }
+INLINE float max_of(float a, float b) { return (a > b) | (a != a) ? a : b; }
+INLINE float min_of(float a, float b) { return (a < b) | (a != a) ? a : b; }
+INLINE double max_of(double a, double b) { return (a > b) | (a != a) ? a : b; }
+INLINE double min_of(double a, double b) { return (a < b) | (a != a) ? a : b; }
 
 #pragma omp declare reduction(nan_max : float, double : omp_out = max_of(omp_out, omp_in)) \
     initializer(omp_priv = -INFINITY)
