@@ -87,8 +87,9 @@ def _without_unit_reductions(kernel: Kernel) -> Kernel:
         elif isinstance(ins, Reduce):
             body[k] = Compute("cast", (ins.arg,), ins.dtype)
         elif isinstance(ins, Part):
-            # The deviation from the mean: 0, or NaN for a value that is not finite.
-            body[k] = Compute("sub", (ins.arg, ins.arg), ins.dtype) if ins.field else Compute("cast", (ins.arg,), ins.dtype)
+            # The value is its own mean; its deviation from that is 0, or NaN where the value is not finite.
+            op, args = ("sub", (ins.arg, ins.arg)) if ins.field else ("cast", (ins.arg,))
+            body[k] = Compute(op, args, ins.dtype)
     return replace(kernel, body=tuple(body))
 
 

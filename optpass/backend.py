@@ -23,8 +23,9 @@ from optpass.options import Options
 from optpass.passes.base import PassContext, Stage
 from optpass.passes.pipeline import run_stage
 from optpass.passes.recompute import keep_random_numbers_out_of_memory
+from optpass.program import USER_OUTPUTS
 from optpass.report import CompileReport
-from optpass.torch_private import aot_module_simplified, min_cut_rematerialization_partition
+from optpass.torch_private import aot_module_simplified, forward_returns, min_cut_rematerialization_partition
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class Compilation:
         ctx = self._context(kind, inputs, kind == "inference")
         gm = run_stage(Stage.TENSOR, gm, ctx)
         gm = run_stage(Stage.FUSION, gm, ctx)
+        if kind == "forward" and (count := forward_returns()) is not None:
+            gm.meta[USER_OUTPUTS] = count
         start = time.perf_counter()
         call = self._build(gm, ctx)
         ctx.report.add_time("build", (time.perf_counter() - start) * 1e3)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
+from optpass.codegen.lower import is_getitem
 from optpass.errors import ContractError
 from optpass.options import Options
 from optpass.passes.effects import storages_of
@@ -22,7 +23,8 @@ Call = Callable[[list[Any]], Sequence[Any]]
 def checked_once(call: Call, graph: Graph, options: Options) -> Call:
     """Wraps a boxed function so that its first call is checked against the graph's traced outputs.
 
-    Dtype, shape (where static), strides (where static) and which inputs an output shares memory with must be as traced.
+    Dtype, shape (where static) and which inputs an output shares memory with must be as traced, and so must the strides
+    of what kernels made (a library operator's own choice of strides is eager's choice).
     A breach is repaired by a copy, logged as an error, and checked for on every later call; under ``verify="strict"`` it
     raises.
 
@@ -46,7 +48,7 @@ def checked_once(call: Call, graph: Graph, options: Options) -> Call:
         for k, node in enumerate(expected):
             if node is None or not isinstance(results[k], Tensor):
                 continue
-            breach = _breach(results[k], node.meta["val"], shared[k], memory)
+            breach = _breach(results[k], node.meta["val"], shared[k], memory, is_getitem(node))
             if breach is None:
                 continue
             clean = False
@@ -74,7 +76,7 @@ def _has_memory(value: object) -> bool:
     return isinstance(value, Tensor) and value.layout == torch.strided and value.numel() > 0
 
 
-def _breach(got: Tensor, want: Tensor, shared: set[int], memory: dict[int, int]) -> str | None:
+def _breach(got: Tensor, want: Tensor, shared: set[int], memory: dict[int, int], strided: bool) -> str | None:
     if got.dtype != want.dtype:
         return f"has dtype {got.dtype} instead of {want.dtype}"
     if got.dim() != want.dim() or any(isinstance(w, int) and g != w for g, w in zip(got.shape, want.shape)):
@@ -82,7 +84,7 @@ def _breach(got: Tensor, want: Tensor, shared: set[int], memory: dict[int, int])
     if want.layout != torch.strided or not _has_memory(got):
         return None
     strides = zip(got.stride(), want.stride(), got.shape)
-    if any(isinstance(w, int) and n != 1 and g != w for g, w, n in strides):
+    if strided and any(isinstance(w, int) and n != 1 and g != w for g, w, n in strides):
         return f"has strides {got.stride()} instead of {want.stride()}"
     owner = memory.get(got.untyped_storage().data_ptr())
     if owner is not None and owner not in shared:

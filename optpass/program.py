@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 import types
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import sympy
 import torch
@@ -29,6 +30,9 @@ from optpass.passes.fusion.fuse_regions import LOWERED
 from optpass.torch_private import HigherOrderOperator, OpOverload, storage_id
 
 aten = torch.ops.aten
+
+#: Key of a graph module's metadata: how many leading outputs the user sees; later ones are saved for the backward pass.
+USER_OUTPUTS = "optpass_user_outputs"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,6 @@ class _Line:
     """One statement; ``defines`` is the value that it makes, and a ``pure`` one goes if nobody uses that."""
 
     text: str
-    uses: list[str] = field(default_factory=list)
     defines: str | None = None
     pure: bool = False
 
@@ -87,7 +90,8 @@ def build_program(gm: GraphModule, *, segmented: bool, compiled: bool) -> Progra
     """Turns a graph after the fusion stage into a program.
 
     Args:
-        gm: functional ATen nodes, ``fused_k`` calls that carry their kernels, trailing writes into inputs.
+        gm: functional ATen nodes, ``fused_k`` calls that carry their kernels, trailing writes into inputs;
+            ``gm.meta[USER_OUTPUTS]`` counts the leading outputs that the user sees (by default all).
         segmented: gather consecutive kernels into one entry point (the CPU), instead of one launch each.
         compiled: False runs each ``fused_k`` module through ATen instead of its kernel (``execution="reference"``).
     """
@@ -217,7 +221,7 @@ class _Emitter:
 
     def _launch(self, name: str, tensors: Sequence[str], sizes: Sequence[Symbol], scalars: Sequence[Node]) -> None:
         arguments = [*tensors, *(self._symbol(s) for s in sizes), *(n.name for n in scalars)]
-        self._line(f"{name}({', '.join(arguments)})", [*arguments])
+        self._line(f"{name}({', '.join(arguments)})")
 
     def _scratch(self, run: list[_FusedCall]) -> set[Node]:
         """Results that only kernels of the same run read, as they are."""
@@ -261,7 +265,7 @@ class _Emitter:
             for d, s in enumerate(value.shape):
                 if isinstance(s, torch.SymInt) and to_expr(s).is_Symbol and to_expr(s) not in self.symbols:
                     name = f"size_{node.name}_{d}"
-                    self._define(name, f"{node.name}.size({d})", [node.name], pure=True)
+                    self._define(name, f"{node.name}.size({d})", pure=True)
                     self.symbols[to_expr(s)] = name  # type: ignore[index]
 
     def _symbol(self, s: Symbol) -> str:
@@ -272,7 +276,7 @@ class _Emitter:
     def _emit_node(self, node: Node) -> None:
         if node.op == "output":
             result = node.args[0]
-            self._line(f"return {self._value(result)}", [n.name for n in node.all_input_nodes])
+            self._line(f"return {self._value(result)}")
             return
         if node.op == "get_attr":
             self.objects[f"attr_{node.name}"] = operator.attrgetter(node.target)(self.gm)  # type: ignore[arg-type]
@@ -280,14 +284,14 @@ class _Emitter:
         elif self._view(node):
             pass
         elif is_getitem(node):
-            self._define(node.name, f"{self._value(node.args[0])}[{self._value(node.args[1])}]", _names(node), pure=True)
+            self._define(node.name, f"{self._value(node.args[0])}[{self._value(node.args[1])}]", pure=True)
             self._hold_strides(node)
         elif node.op == "call_module":
             self.objects[f"module_{node.target}"] = self.gm.get_submodule(node.target)  # type: ignore[arg-type]
-            self._define(node.name, f"module_{node.target}({self._arguments(node)})", _names(node))
+            self._define(node.name, f"module_{node.target}({self._arguments(node)})")
         elif node.op == "call_function":
             pure = not has_effect(node) and not is_random(node)
-            self._define(node.name, f"{self._function(node.target)}({self._arguments(node)})", _names(node), pure=pure)
+            self._define(node.name, f"{self._function(node.target)}({self._arguments(node)})", pure=pure)
         else:
             raise UnsupportedOp(f"a {node.op} node in the final graph")
         self._bind_symbols(node)
@@ -307,7 +311,7 @@ class _Emitter:
         if not known <= self.symbols.keys():
             return False
         place = f"{base.name}, {self._ints(value.shape)}, {self._ints(value.stride())}, {self._expr_text(offset)}"
-        self._define(node.name, f"reinterpret({place})", [base.name], pure=True)
+        self._define(node.name, f"reinterpret({place})", pure=True)
         return True
 
     def _base(self, node: Node) -> Node | None:
@@ -324,19 +328,31 @@ class _Emitter:
         return source if plain and type(b).__name__ == "FakeTensor" else None
 
     def _hold_strides(self, node: Node) -> None:
-        """Makes a library result have the strides that were traced: kernels address memory by them.
+        """Makes a library result have the strides that were traced, where kernels or headers address memory by them.
 
-        Operators now and then choose another memory format than their fake counterpart predicts.
+        Operators now and then choose another memory format than their fake counterpart predicts. What only library
+        operators read, or the user gets, stays as the operator made it: that is what eager gives.
         """
         value = node.meta.get("val")
         if node.op != "call_function" or node.target in _BINDINGS or not isinstance(value, torch.Tensor):
             return
-        if value.layout != torch.strided or value.dim() < 2 or is_view(node):
+        if value.layout != torch.strided or value.dim() < 2 or is_view(node) or not self._is_addressed(node):
             return
         if not {s for e in strides_of(value) for s in e.free_symbols} <= self.symbols.keys():
             return
         strides = self._ints(value.stride())
-        self._line(f"if {node.name}.stride() != {strides}: {node.name} = restride({node.name}, {strides})", [node.name])
+        self._line(f"if {node.name}.stride() != {strides}: {node.name} = restride({node.name}, {strides})")
+
+    def _is_addressed(self, node: Node) -> bool:
+        """Whether code of ours, here or in the backward graph, relies on the node's traced strides."""
+        for user in node.users:
+            if user in self.fused or is_view(user):
+                return True
+            if user.op == "output":
+                visible = self.gm.meta.get(USER_OUTPUTS, len(user.args[0]))  # type: ignore[arg-type]
+                if node in user.args[0][visible:]:  # type: ignore[index]
+                    return True
+        return False
 
     def _arguments(self, node: Node) -> str:
         parts = [self._value(a) for a in node.args] + [f"{k}={self._value(v)}" for k, v in node.kwargs.items()]
@@ -392,11 +408,11 @@ class _Emitter:
             case _:
                 return self._object(value)
 
-    def _line(self, text: str, uses: Sequence[str] = ()) -> None:
-        self.lines.append(_Line(text, list(uses)))
+    def _line(self, text: str) -> None:
+        self.lines.append(_Line(text))
 
-    def _define(self, name: str, text: str, uses: Sequence[str] = (), pure: bool = False) -> None:
-        self.lines.append(_Line(f"{name} = {text}", list(uses), name, pure))
+    def _define(self, name: str, text: str, pure: bool = False) -> None:
+        self.lines.append(_Line(f"{name} = {text}", name, pure))
 
     def _text(self, placeholders: list[Node]) -> str:
         """The module's text, with each value deleted after the last line that uses it."""
@@ -404,14 +420,15 @@ class _Emitter:
         lines = self._needed()
         last: dict[str, int] = dict.fromkeys(names, -1)
         for i, line in enumerate(lines):
-            for name in [*line.uses, *([line.defines] if line.defines else [])]:
-                last[name] = i
+            if line.defines:
+                last[line.defines] = i
+            last.update(dict.fromkeys(_identifiers(line.text) & last.keys(), i))
         dead: dict[int, list[str]] = {}
         for name, i in last.items():
             dead.setdefault(i, []).append(name)
         body = "\n".join(line.text for line in lines)
         out = ["import math", "import operator", "", "import torch", ""]
-        out += [f"{short} = {dotted}" for dotted, short in self.aliases.items() if short + "(" in body]
+        out += [f"{short} = {dotted}" for dotted, short in self.aliases.items() if short in body]
         out += ["", "", "def call(args):"]
         if names:
             out.append(f"    {', '.join(names)}{',' if len(names) == 1 else ''} = args")
@@ -432,12 +449,12 @@ class _Emitter:
             if line.pure and line.defines not in used:
                 continue
             kept.append(line)
-            used.update(line.uses)
+            used |= _identifiers(line.text.removeprefix(f"{line.defines} = "))
         return kept[::-1]
 
 
-def _names(node: Node) -> list[str]:
-    return [n.name for n in node.all_input_nodes]
+def _identifiers(text: str) -> set[str]:
+    return set(re.findall(r"[A-Za-z_]\w*", text))
 
 
 def _is_pure_view(node: Node) -> bool:

@@ -43,10 +43,11 @@ __all__ = [
     "aot_module_simplified",
     "current_raw_stream",
     "detect_fake_mode",
-    "empty_strided_cpu",
     "disable_current_modes",
+    "empty_strided_cpu",
     "enable_python_dispatcher",
     "flop_registry",
+    "forward_returns",
     "get_decompositions",
     "graph_codegen",
     "guard_or_false",
@@ -75,6 +76,13 @@ def storage_id(tensor: torch.Tensor) -> int:
 def graph_codegen(graph: torch.fx.Graph) -> torch.fx.graph.CodeGen:
     """The object that prints the graph's calling convention; a copy of the graph needs the same one."""
     return graph._codegen
+
+
+def forward_returns() -> int | None:
+    """How many leading outputs of the forward graph being compiled are the user's; the rest is saved for backward."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return getattr(metadata, "num_forward_returns", None)
 
 
 def empty_strided_cpu(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -60,7 +60,7 @@ def meta_difference(old: Any, new: Any) -> str | None:
             and old.layout == new.layout
             and len(old.shape) == len(new.shape)
             and all(map(_equal, old.shape, new.shape))
-            and (old.layout != torch.strided or all(map(_equal, old.stride(), new.stride())))
+            and (old.layout != torch.strided or _same_strides(old, new))
         )
         return None if same else f"{_describe(old)} became {_describe(new)}"
     if isinstance(old, (torch.SymInt, int)) and not isinstance(old, bool):
@@ -151,6 +151,18 @@ def _can_propagate(node: Node) -> bool:
 
 
 _DATA_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def _same_strides(old: torch.Tensor, new: torch.Tensor) -> bool:
+    """Whether tensors of one shape lay out their elements alike.
+
+    The stride of a dimension of size 1 moves nowhere, nor does any in an empty tensor; PyTorch's own kernels and their
+    fake counterparts disagree about such strides.
+    """
+    sizes = old.shape
+    return 0 in [size for size in sizes if isinstance(size, int)] or all(
+        (isinstance(size, int) and size == 1) or _equal(a, b) for size, a, b in zip(sizes, old.stride(), new.stride())
+    )
 
 
 def _equal(a: int | torch.SymInt, b: int | torch.SymInt) -> bool:

@@ -200,7 +200,7 @@ def _difference(old: Any, new: Any, *, exact: bool) -> str | None:
     if not (old.dtype.is_floating_point or old.dtype.is_complex):
         wrong = old != new
     elif exact or old.dtype.is_complex:
-        old, new = (torch.view_as_real(t) if t.dtype.is_complex else t for t in (old, new))
+        old, new = (torch.view_as_real(t.resolve_conj()) if t.dtype.is_complex else t for t in (old, new))
         old, new = old.double(), new.double()
         wrong = ((old != new) | (old.signbit() != new.signbit())) & ~(old.isnan() & new.isnan())
     else:

@@ -6,10 +6,12 @@ import atexit
 import hashlib
 import os
 import pickle
+import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +19,7 @@ import torch
 from torch import Tensor
 
 from optpass.autotune.arch import target
+from optpass.codegen import interpret
 from optpass.codegen.expr import Symbol
 from optpass.codegen.ir import Kernel
 from optpass.codegen.printers.triton import TritonSource, emit
@@ -56,6 +59,111 @@ def run_interpreted(
         raise RuntimeError(f"{error}\n{source.text}")
     for old, new in zip(pointers, results):
         _bytes(old).copy_(new)
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a build for an architecture takes.
+
+    Attributes:
+        registers: 32-bit registers of a thread.
+        spill_bytes: registers of a thread that were moved to memory, in bytes.
+        shared_bytes: shared memory of a program.
+        text: PTX or AMD assembly.
+    """
+
+    registers: int
+    spill_bytes: int
+    shared_bytes: int
+    text: str
+
+
+def run_on_gpu(
+    kernel: Kernel,
+    tensors: Mapping[str, Tensor],
+    sizes: Mapping[Symbol, int] | None = None,
+    scalars: Mapping[str, bool | int | float] | None = None,
+    *,
+    choice: Tile | None = None,
+) -> None:
+    """`run_interpreted` on the GPU of this machine: CPU tensors are copied there and back."""
+    from optpass.backends.cuda import Launcher, cuda_target
+
+    card = cuda_target(torch.cuda.current_device())
+    kernel = arrange(kernel)
+    launch = Launcher(emit(kernel, choice or tile(kernel, card), card), card.arch)
+    memory = {n: _bytes(t).cuda() for n, t in tensors.items()}
+    pointers = [memory[b.name][tensors[b.name].storage_offset() * b.dtype.itemsize :] for b in kernel.buffers]
+    launch(*pointers, *((sizes or {})[s] for s in kernel.sizes), *((scalars or {})[s.name] for s in kernel.scalars))
+    for n, t in tensors.items():
+        _bytes(t).copy_(memory[n])
+
+
+def check(
+    kernel: Kernel,
+    tensors: Mapping[str, Tensor],
+    sizes: Mapping[Symbol, int] | None = None,
+    scalars: Mapping[str, bool | int | float] | None = None,
+    *,
+    choice: Tile | None = None,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+) -> None:
+    """Asserts that the printed kernel does what the IR's interpreter does, on the GPU too where there is one.
+
+    Buffers must agree in every byte, but for floats within the tolerance (without one, signs of zeros agree too). The
+    GPU gets four times the tolerance: its mathematical functions are other ones. ``tensors`` are left as they are.
+    """
+    expected = {n: _copy(t) for n, t in tensors.items()}
+    interpret.run(kernel, expected, sizes, scalars)
+    for run, slack in ((run_interpreted, 1), (run_on_gpu, 4))[: 1 + torch.cuda.is_available()]:
+        actual = {n: _copy(t) for n, t in tensors.items()}
+        run(kernel, actual, sizes, scalars, choice=choice)
+        for buffer in kernel.buffers:
+            a, e = actual[buffer.name], expected[buffer.name]
+            if a.is_floating_point() and a.element_size() == 1:
+                a, e = a.float(), e.float()
+            message = lambda m, run=run: f"{run.__name__}: {m}\n{kernel}"
+            torch.testing.assert_close(a, e, rtol=slack * rtol, atol=slack * atol, equal_nan=True, msg=message)
+            if a.is_floating_point() and not rtol:
+                numbers = ~e.isnan()
+                assert torch.equal(a.signbit()[numbers], e.signbit()[numbers]), message("sign of zero")
+
+
+def _copy(t: Tensor) -> Tensor:
+    """A copy with the same memory around it."""
+    storage = t.untyped_storage().clone()
+    return torch.empty(0, dtype=t.dtype).set_(storage, t.storage_offset(), t.shape, t.stride())
+
+
+def build_ahead(kernel: Kernel, arch: str, *, choice: Tile | None = None, aligned: bool = True) -> Resources:
+    """Builds ``kernel`` for an architecture of the table, without a device.
+
+    Raises:
+        CompileError: Triton or the assembler rejected the kernel.
+    """
+    from optpass.backends.triton_build import compile_source
+
+    kernel = arrange(kernel)
+    source = emit(kernel, choice or tile(kernel, target(arch)), target(arch))
+    built = compile_source(source, arch, aligned=aligned)
+    if arch.startswith("gfx"):
+        text = built.asm["amdgcn"]
+        figure = lambda name: int(re.search(rf"\.{name}:\s*(\d+)", text)[1])
+        return Resources(figure("vgpr_count"), 4 * figure("vgpr_spill_count"), built.metadata.shared, text)
+    usage = _cuobjdump(built.asm["cubin"])
+    figure = lambda name: int(re.search(rf"\b{name}:(\d+)", usage)[1])
+    return Resources(figure("REG"), figure("STACK"), built.metadata.shared, built.asm["ptx"])
+
+
+def _cuobjdump(binary: bytes) -> str:
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary)
+        file.flush()
+        return subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
 
 
 def _bytes(tensor: Tensor) -> Tensor:

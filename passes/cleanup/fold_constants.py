@@ -140,11 +140,14 @@ def _filled(node: Node, shape: list[int], dtype: torch.dtype) -> torch.Tensor | 
 
 def _literal(source: Any, gm: GraphModule) -> torch.Tensor | None:
     """The number written in the program as `torch.tensor(2.0)`; parameters and buffers may change and are none."""
-    if not isinstance(source, Node) or source.op != "get_attr":
+    if not isinstance(source, Node) or source.op != "get_attr" or not source.target.startswith(_LITERAL):
         return None
-    value = getattr(gm, source.target, None)
-    plain = type(value) is torch.Tensor and value.device.type == "cpu" and value.dim() == 0
-    return value if plain and source.target not in dict(gm.named_buffers(recurse=False)) else None
+    value = getattr(gm, source.target)
+    return value if type(value) is torch.Tensor and value.device.type == "cpu" and value.dim() == 0 else None
+
+
+# The name that tracing gives to tensors made of literals.
+_LITERAL = "_tensor_constant"
 
 
 def _is_pointwise(node: Node) -> bool:
