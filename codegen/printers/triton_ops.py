@@ -26,7 +26,7 @@ INFIX = {
 _LIBDEVICE = frozenset(
     {
         "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh",
-        "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "trunc", "rint", "fmod", "atan2", "copysign",
+        "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "trunc", "fmod", "atan2", "copysign",
     }
 )  # fmt: skip
 _FOLDS = {
@@ -143,6 +143,8 @@ def compute(ins: Compute, args: list[str], dtypes: list[torch.dtype]) -> str:
             return f"{a} * -1.0" if dtype.is_floating_point else f"-{a}"
         case "abs" | "floor" | "ceil" | "rsqrt" | "where":
             return f"tl.{op}({', '.join(args)})"
+        case "rint":
+            return f"libdevice.nearbyint({a})"
         case "sqrt":
             return f"tl.sqrt_rn({a})" if dtype == torch.float32 else f"tl.sqrt({a})"
         case "not":

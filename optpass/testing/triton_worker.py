@@ -69,6 +69,14 @@ def _libdevice(function):
 
 
 def _patch() -> None:
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_index(tensor, scope):
+        patch_tensor(tensor, scope)
+        # Triton 3.6 converts an array of one element, which NumPy 2.4 refuses.
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor_index
     builder = interpreter.InterpreterBuilder
     builder.cast_impl = _cast
     builder.create_fp_to_fp = lambda self, source, to, rounding: _cast(self, source, to)
@@ -80,7 +88,7 @@ def _patch() -> None:
     names += "trunc pow fmod atan2 copysign"
     for name in names.split():
         setattr(libdevice, name, _libdevice(getattr(torch, name)))
-    libdevice.rint = _libdevice(torch.round)
+    libdevice.nearbyint = _libdevice(torch.round)
 
 
 def _all_ones(self, kind):
