@@ -88,6 +88,7 @@ class Schedule:
         row_sections, passes: executed alternately, starting with a row section; one more of the former.
         hoisted: row-level values that do not vary along the lane axis, computed in the outer loops.
         work: cost of one element times the number of elements.
+        lanes: accumulators that a fold of float32 values keeps in the plain shape: four vectors.
     """
 
     kernel: Kernel
@@ -100,6 +101,7 @@ class Schedule:
     passes: tuple[Section, ...]
     hoisted: tuple[int, ...]
     work: Expr
+    lanes: int
 
     @property
     def parallel(self) -> bool:
@@ -340,7 +342,7 @@ class _Sections:
         hoisted = [i for i in self.indices if self._is_row_value(i) and not self.varies[i]] if self.lane else []
         return Schedule(
             self.kernel, self.outer, self.lane, self.inner, self.split, tile, tuple(built[::2]), tuple(built[1::2]),
-            tuple(hoisted), work,
+            tuple(hoisted), work, self.target.vector_bytes,
         )  # fmt: skip
 
     def _is_row_value(self, i: int) -> bool:

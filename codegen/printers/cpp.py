@@ -221,7 +221,12 @@ class CppPrinter(CLikePrinter):
         assert self.plan.lane
         self.write(self._simd(items, ()))
         with self.write.block(self._for(*self._bounds(self.plan.lane)), "}"):
-            self._items(section, sorted(items))
+            self._items(section, sorted(items), f"acc{{}}[{self._lane_index}]")
+
+    @property
+    def _lane_index(self) -> str:
+        assert self.plan.lane
+        return f"{self.plan.lane.symbol} - {self.plan.lane.symbol}_lo"
 
     def _simd(self, items: tuple[int, ...], folds: tuple[int, ...]) -> str:
         clauses = "".join(f" reduction({self.folds[f].clause} : acc{f})" for f in folds)
@@ -242,9 +247,8 @@ class CppPrinter(CLikePrinter):
         nested = len(self.plan.inner) > 1 or not sympy.sympify(last.size).is_Integer or last.size > _PLAIN_RUN
         nested = nested and bool(section.folds)
         outer = "total" if nested else "acc"
-        for f in section.folds:
-            fold = self.folds[f]
-            self.write(f"{fold.total if nested else fold.type} {outer}{f} = {fold.start};")
+        for f in section.folds if nested else ():
+            self.write(f"{self.folds[f].total} total{f} = {self.folds[f].start};")
         self._columns(section, 0, nested)
         for f in section.folds:
             if self.plan.split:
@@ -285,13 +289,40 @@ class CppPrinter(CLikePrinter):
                 stack.enter_context(self.write.block(self._for(f"{name}_run", low, high, _PLAIN_RUN), "}"))
                 self.write(f"const int64_t {name}_end = min_int<int64_t>({name}_run + {_PLAIN_RUN}, {high});")
                 low, high = f"{name}_run", f"{name}_end"
-            for f in section.folds if nested else ():
-                self.write(f"{self.folds[f].type} acc{f} = {self.folds[f].start};")
-            self.write(self._simd(tuple(items), section.folds))
-            with self.write.block(self._for(name, low, high), "}"):
-                self._items(section, items)
+            lanes = self._lanes(section, items)
+            if lanes:
+                self._wide_loop(section, items, (name, low, high), lanes)
+            else:
+                self._simple_loop(section, items, (name, low, high))
             for f in section.folds if nested else ():
                 self.write(self.folds[f].combine(f"total{f}", f"acc{f}"))
+
+    def _simple_loop(self, section: Section, items: list[int], bounds: tuple[str, str, str]) -> None:
+        for f in section.folds:
+            self.write(f"{self.folds[f].type} acc{f} = {self.folds[f].start};")
+        self.write(self._simd(tuple(items), section.folds))
+        with self.write.block(self._for(*bounds), "}"):
+            self._items(section, items)
+
+    def _wide_loop(self, section: Section, items: list[int], bounds: tuple[str, str, str], lanes: int) -> None:
+        name, low, high = bounds
+        for f in section.folds:
+            fold = self.folds[f]
+            self.write(f"alignas(64) {fold.type} lanes{f}[{lanes}];")
+            self.write(f"fill<{lanes}, {fold.type}>(lanes{f}, {fold.start});")
+        with self.write.block(f"each_lane<{lanes}>({low}, {high}, [&](int64_t {name}, int l) STEP {{", "});"):
+            self._items(section, items, "lanes{}[l]")
+        for f in section.folds:
+            combine = self.folds[f].combine("a", "b")
+            name = self.folds[f].type
+            self.write(f"const {name} acc{f} = fold_lanes<{lanes}>(lanes{f}, []({name}& a, {name} b) {{ {combine} }});")
+
+    def _lanes(self, section: Section, items: list[int]) -> int:
+        """Accumulators of each fold in the innermost loop; 0 for the compiler's choice."""
+        size = sympy.sympify(self.plan.inner[-1].size)
+        lanes = self.plan.lanes // (2 if len(section.folds) > 2 else 1)
+        short = size.is_Integer and size < 2 * lanes
+        return 0 if not section.folds or short or any(i in self.checks for i in items) else lanes
 
     def _at_depth(self, section: Section, depth: int) -> list[int]:
         """What a pass evaluates in the loop at ``depth`` and no deeper."""
@@ -371,17 +402,17 @@ class CppPrinter(CLikePrinter):
 
     # ---- statements ----
 
-    def _items(self, section: Section, items: list[int]) -> None:
+    def _items(self, section: Section, items: list[int], accumulator: str = "acc{}") -> None:
         for i in items:
             if i in section.reads:
                 self.write(f"const {self.type(i)} v{i} = {self._stored_at(i)};")
                 continue
-            self._statement(i)
+            self._statement(i, accumulator)
             if i in section.writes:
                 self.write(f"{self._stored_at(i)} = v{i};")
 
     def _stored_at(self, i: int) -> str:
-        lane = f"{self.plan.lane.symbol} - {self.plan.lane.symbol}_lo" if self.plan.lane else ""
+        lane = self._lane_index if self.plan.lane else ""
         if isinstance(self.body[i], Reduce):
             return self._folded(i, f"acc{i}[{lane}]")
         if not self._is_full(i):
@@ -392,7 +423,7 @@ class CppPrinter(CLikePrinter):
         text = self.index(sympy.expand(position * (LANE_BLOCK if lane else 1)))
         return f"keep{i}[{text} + {lane}]" if lane else f"keep{i}[{text}]"
 
-    def _statement(self, i: int) -> None:
+    def _statement(self, i: int, accumulator: str = "acc{}") -> None:
         ins = self.body[i]
         match ins:
             case Const() | Scalar():
@@ -406,8 +437,7 @@ class CppPrinter(CLikePrinter):
                 self.write(f"if ({' && '.join(conditions)}) {text}" if conditions else text)
             case Reduce(arg=arg, dtype=dtype):
                 have = self.body[arg].dtype  # type: ignore[union-attr]
-                place = f"acc{i}[{self.plan.lane.symbol} - {self.plan.lane.symbol}_lo]" if self.plan.lane else f"acc{i}"
-                self.write(self.folds[i].combine(place, self.cast(self.ref(arg), have, dtype)))
+                self.write(self.folds[i].combine(accumulator.format(i), self.cast(self.ref(arg), have, dtype)))
             case Load(mask=mask, index=index, other=other, dtype=dtype) if guards := self._guards(index):
                 conditions = guards if mask is None else [self.ref(mask), *guards]
                 text = f"{' & '.join(conditions)} ? {self.load(ins)} : {self.literal(other, dtype)}"
@@ -457,7 +487,7 @@ class CppPrinter(CLikePrinter):
             return _Fold(name, "double", start, sign, f"{{a}} {sign}= {{v}};")
         if dtype.is_floating_point:
             start = self.literal(float("-inf") if op == "max" else float("inf"), dtype)
-            return _Fold(name, name, start, f"nan_{op}", f"{{a}} = {op}_of({{a}}, {{v}});")
+            return _Fold(name, name, start, f"nan_{op}", f"{{a}} = {op}_of({{v}}, {{a}});")
         info = torch.iinfo(dtype)
         start = self.literal(info.min if op == "max" else info.max, dtype)
         return _Fold(name, name, start, op, f"{{a}} = {op}_int<{name}>({{a}}, {{v}});")

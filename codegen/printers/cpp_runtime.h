@@ -3,7 +3,6 @@
 // where a vectorised loop may call it.
 #pragma once
 
-#include <math.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -18,6 +17,8 @@ static inline int omp_get_num_threads() { return 1; }
 static inline int omp_get_thread_num() { return 0; }
 #endif
 
+#define INFINITY __builtin_inff()
+#define NAN __builtin_nanf("")
 #define INLINE static inline __attribute__((always_inline))
 
 template <typename To, typename From>
@@ -144,6 +145,35 @@ INLINE float rand_uniform(int64_t seed, int64_t counter) {
         k1 += 0xBB67AE85u;
     }
     return float(c0 >> 8) * 0x1p-24f;
+}
+
+// ---- loops ----
+
+#define STEP __attribute__((always_inline))
+
+// Calls step(c, lane) for c in [low, high), the lane going round: several vectors of accumulators, one for each lane, hide
+// the latency of a fold and keep rounding errors of sums small.
+template <int LANES, typename Step>
+INLINE void each_lane(int64_t low, int64_t high, Step step) {
+    for (; low + LANES <= high; low += LANES) {
+        #pragma omp simd
+        for (int l = 0; l < LANES; ++l) step(low + l, l);
+    }
+    #pragma omp simd
+    for (int l = 0; l < int(high - low); ++l) step(low + l, l);
+}
+template <int LANES, typename T>
+INLINE void fill(T* lanes, T value) {
+    #pragma omp simd
+    for (int l = 0; l < LANES; ++l) lanes[l] = value;
+}
+// Combines all lanes into lanes[0].
+template <int LANES, typename T, typename Combine>
+INLINE T fold_lanes(T* lanes, Combine combine) {
+    #pragma GCC unroll 8
+    for (int half = LANES / 2; half; half /= 2)
+        for (int l = 0; l < half; ++l) combine(lanes[l], lanes[l + half]);
+    return lanes[0];
 }
 
 // ---- memory ----
