@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -11,46 +12,89 @@ import torch
 
 from optpass.torch_private import ShapeEnv, tree_leaves
 
-__all__ = ["SCENARIOS", "hinted_sizes", "prime_sizes", "real_value"]
+__all__ = ["Trial", "trials"]
 
-SCENARIOS = ("ordinary", "special", "limits")
-"""`ordinary`: normal numbers, integers 0 and 1. `special`: NaN, ±inf, ±0, denormal, large and small numbers among
-ordinary ones. `limits`: the largest and smallest integers as well."""
+MAX_ELEMENTS = 1 << 22
+"""Inputs with more elements than this in all are tried on ordinary values only."""
+MAX_TURNS = 8
+"""So many times at most are inputs of few elements tried in a scenario, to see all of its numbers."""
 
-Sizes = Mapping[sympy.Symbol, int]
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One filling of a graph's inputs.
 
-def real_value(fake: Any, sizes: Sizes, scenario: str, seed: int) -> Any:
-    """A value like `fake`, the same for the same arguments.
-
-    Args:
-        fake: a tensor, a symbolic or plain number, or a list or tuple of these.
+    Attributes:
+        scenario: `ordinary`: normal numbers, integers 0 and 1. `special`: NaN, ±inf, ±0, denormal and tiny numbers
+            among them. `large`: the largest numbers of the dtype, integers at their limits.
         sizes: a value for each size symbol.
-        scenario: one of `SCENARIOS`.
+        turn: tells trials of one scenario apart.
     """
-    if isinstance(fake, (list, tuple)):
-        return [real_value(item, sizes, scenario, seed + index) for index, item in enumerate(fake)]
-    if not isinstance(fake, torch.Tensor):
-        return _number(fake, sizes)
-    shape = [_number(size, sizes) for size in fake.shape]
-    stride = [_number(step, sizes) for step in fake.stride()]
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
-    generator = torch.Generator().manual_seed(seed)
-    flat = _fill(extent, fake.dtype, scenario, generator).to(fake.device)
-    return flat.as_strided(shape, stride)
+
+    scenario: str
+    sizes: Mapping[sympy.Symbol, int]
+    turn: int = 0
+
+    def value(self, fake: Any, place: int) -> Any:
+        """A value like `fake`: a tensor, a number, or a list or tuple of these; the same for the same `place`."""
+        if isinstance(fake, (list, tuple)):
+            return [self.value(item, 64 * place + index + 1) for index, item in enumerate(fake)]
+        if not isinstance(fake, torch.Tensor):
+            return _number(fake, self.sizes)
+        shape = [_number(size, self.sizes) for size in fake.shape]
+        stride = [_number(step, self.sizes) for step in fake.stride()]
+        extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride)) if all(shape) else 0
+        generator = torch.Generator().manual_seed(1000 * self.turn + place)
+        flat = _ordinary(extent, fake.dtype, generator)
+        if (pool := self._pool(fake.dtype)) is not None:
+            flat = _mixed(flat, pool, self.turn, generator)
+        return flat.to(fake.device).as_strided(shape, stride)
+
+    def _pool(self, dtype: torch.dtype) -> torch.Tensor | None:
+        numbers: list[float] = []
+        if dtype.is_floating_point:
+            limits = torch.finfo(dtype)
+            if self.scenario == "special":
+                numbers = [math.nan, math.inf, -math.inf, 0.0, -0.0, limits.tiny, limits.tiny / 4, -1.0]
+            elif self.scenario == "large":
+                numbers = [limits.max, limits.min, limits.max / 2, -limits.max / 3, 1.0, limits.max**0.5]
+        elif self.scenario == "large" and not dtype.is_complex and dtype != torch.bool:
+            bounds = torch.iinfo(dtype)
+            numbers = [bounds.min, bounds.max, 0, 1, 2, bounds.max // 2, max(bounds.min, -1), max(bounds.min, -2)]
+            return torch.tensor(numbers, dtype=dtype)
+        # Rounded to the dtype here: the largest float64 is infinite as a float32.
+        return torch.tensor(numbers, dtype=torch.float64).to(dtype) if numbers else None
 
 
-def hinted_sizes(fakes: Iterable[Any]) -> dict[sympy.Symbol, int]:
-    """Each size symbol with the size that it was traced with."""
-    return {symbol: env.optimization_hint(symbol, fallback=2) for symbol, env in _symbols(fakes).items()}
+def trials(fakes: Sequence[Any], *, exact: bool) -> Iterator[Trial]:
+    """The trials that inputs like `fakes` deserve; none if one of them cannot be made up.
+
+    Sizes are those that were traced and, where symbolic, primes of their own, so that two dimensions coincide only if
+    they must. Large floating-point numbers overflow here or there by the order of a sum, so that only `exact` rewrites
+    meet them.
+    """
+    tensors = [leaf for leaf in tree_leaves(list(fakes)) if isinstance(leaf, torch.Tensor)]
+    if any(fake is None for fake in fakes) or any(tensor.layout != torch.strided for tensor in tensors):
+        return
+    symbols = _symbols(fakes)
+    traced = {symbol: env.optimization_hint(symbol, fallback=2) for symbol, env in symbols.items()}
+    yield Trial("ordinary", traced)
+    if symbols:
+        yield Trial("ordinary", {symbol: int(sympy.prime(index + 4)) for index, symbol in enumerate(symbols)})
+    counts = [_number(tensor.numel(), traced) for tensor in tensors]
+    if sum(counts) > MAX_ELEMENTS:
+        return
+    turns = min(MAX_TURNS, math.ceil(8 / max(1, min(counts, default=8))))
+    floating = any(tensor.dtype.is_floating_point for tensor in tensors)
+    whole = any(not (t.dtype.is_floating_point or t.dtype.is_complex or t.dtype == torch.bool) for t in tensors)
+    for turn in range(turns):
+        if floating:
+            yield Trial("special", traced, turn)
+        if whole or (floating and exact):
+            yield Trial("large", traced, turn)
 
 
-def prime_sizes(fakes: Iterable[Any]) -> dict[sympy.Symbol, int]:
-    """Each size symbol with a prime of its own, so that two dimensions coincide only if they must."""
-    return {symbol: int(sympy.prime(index + 4)) for index, symbol in enumerate(_symbols(fakes))}
-
-
-def _symbols(fakes: Iterable[Any]) -> dict[sympy.Symbol, ShapeEnv]:
+def _symbols(fakes: Sequence[Any]) -> dict[sympy.Symbol, ShapeEnv]:
     found: dict[sympy.Symbol, ShapeEnv] = {}
     for leaf in tree_leaves(list(fakes)):
         numbers = (*leaf.shape, *leaf.stride()) if isinstance(leaf, torch.Tensor) else (leaf,)
@@ -61,7 +105,7 @@ def _symbols(fakes: Iterable[Any]) -> dict[sympy.Symbol, ShapeEnv]:
     return found
 
 
-def _number(value: Any, sizes: Sizes) -> Any:
+def _number(value: Any, sizes: Mapping[sympy.Symbol, int]) -> Any:
     if isinstance(value, torch.SymInt):
         return int(value.node.expr.xreplace(dict(sizes)))
     if isinstance(value, torch.SymFloat):
@@ -69,25 +113,21 @@ def _number(value: Any, sizes: Sizes) -> Any:
     return value
 
 
-def _fill(count: int, dtype: torch.dtype, scenario: str, generator: torch.Generator) -> torch.Tensor:
-    if dtype.is_floating_point:
-        ordinary = torch.randn(count, generator=generator)
-        limits = torch.finfo(dtype)
-        special = [math.nan, math.inf, -math.inf, 0.0, -0.0, limits.tiny, limits.tiny / 4, limits.max, limits.min, 1.0]
-        # The pool is rounded to the dtype first: the largest float64 is infinite as a float32.
-        values, pool = ordinary.to(dtype), torch.tensor(special, dtype=torch.float64).to(dtype)
-        return _mixed(values, pool, generator) if scenario == "special" else values
+def _ordinary(count: int, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     if dtype.is_complex:
         return torch.randn(count, dtype=torch.complex64, generator=generator).to(dtype)
-    values = torch.randint(0, 2, (count,), generator=generator).to(dtype)
-    if scenario != "limits" or dtype == torch.bool:
-        return values
-    limits = torch.iinfo(dtype)
-    extremes = [limits.min, limits.max, 0, 1, 2, limits.max // 2, max(limits.min, -1), max(limits.min, -2)]
-    return _mixed(values, torch.tensor(extremes, dtype=dtype), generator)
+    if dtype.is_floating_point:
+        return torch.randn(count, generator=generator).to(dtype)
+    return torch.randint(0, 2, (count,), generator=generator).to(dtype)
 
 
-def _mixed(values: torch.Tensor, pool: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Half of the values, in random places, replaced by numbers drawn from the pool."""
-    drawn = pool[torch.randint(0, len(pool), values.shape, generator=generator)]
-    return torch.where(torch.rand(values.shape, generator=generator) < 0.5, drawn, values)
+def _mixed(values: torch.Tensor, pool: torch.Tensor, turn: int, generator: torch.Generator) -> torch.Tensor:
+    """Numbers of the pool in random places; where places are few, each in turn."""
+    count = len(values)
+    if count < len(pool):
+        return pool[(torch.arange(count) + turn * count) % len(pool)]
+    drawn = pool[torch.randint(0, len(pool), (count,), generator=generator)]
+    drawn[: len(pool)] = pool[torch.randperm(len(pool), generator=generator)]
+    keep = torch.rand(count, generator=generator) < 0.5
+    keep[: len(pool)] = False
+    return torch.where(keep, values, drawn)

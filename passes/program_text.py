@@ -113,7 +113,8 @@ class _Program:
             value = getattr(value, part)
         if (owner := (gm, path)) in self._names:
             return self._names[owner]
-        name = path.replace(".", "_")
+        # A prefix, because a local variable of the same name would hide it.
+        name = ("subgraph_" if isinstance(value, GraphModule) else "constant_") + path.strip("_").replace(".", "_")
         while name in self._names.values():
             name += "_"
         self._names[owner] = name

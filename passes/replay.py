@@ -15,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from optpass.passes.adversarial import hinted_sizes, prime_sizes, real_value
+from optpass.passes.adversarial import Trial, trials
 from optpass.passes.effects import written_nodes
 from optpass.passes.snapshot import NodeState, Snapshot
 from optpass.report import Rewrite
@@ -27,8 +27,6 @@ WHOLE_GRAPH_NODES = 200
 """Graphs up to this size are replayed from their inputs."""
 UPSTREAM_LEVELS = 5
 """Of a larger graph, so many operations before each changed one are replayed too: about as far as rules look back."""
-MAX_ELEMENTS = 1 << 22
-"""A region that needs more made-up values than this is run on ordinary ones only."""
 
 
 class Disagreement(Exception):
@@ -58,37 +56,34 @@ class RewriteCheck:
             return
         region = _Region(before, self._before)
         with disable_current_modes(), torch.no_grad(), torch.random.fork_rng():
-            for scenario, sizes in region.trials():
-                reason = self._trial(region, scenario, sizes)
+            for trial in trials(list(region.inputs.values()), exact=self._exact):
+                reason = self._trial(region, trial)
                 if reason is not None:
                     raise Disagreement(rewrite, reason)
 
-    def _trial(self, region: _Region, scenario: str, sizes: Mapping[Any, int]) -> str | None:
-        for wide in (False,) if self._exact or scenario != "ordinary" else (False, True):
+    def _trial(self, region: _Region, trial: Trial) -> str | None:
+        for wide in (False,) if self._exact or trial.scenario != "ordinary" else (False, True):
             try:
-                old = self._run(region.before, region, scenario, sizes, wide)
+                old = self._run(region.before, region, trial, wide)
             except Exception:  # made-up values that the graph before does not accept either say nothing
                 continue
             try:
-                new = self._run(region.after, region, scenario, sizes, wide)
+                new = self._run(region.after, region, trial, wide)
             except Exception as error:
                 if wide:  # a fused operation may exist in half precision only
                     continue
-                return f"it raises {type(error).__name__} on {scenario} values: {error}"
+                return f"it raises {type(error).__name__} on {trial.scenario} values: {error}"
             for before, after in region.pairs:
                 difference = _difference(_look_up(before, old), _look_up(after, new), exact=self._exact)
                 if difference is not None:
-                    return f"{before} differs on {scenario} values: {difference}"
+                    return f"{before} differs on {trial.scenario} values: {difference}"
         return None
 
-    def _run(
-        self, version: Mapping[Node, NodeState], region: _Region, scenario: str, sizes: Mapping[Any, int], wide: bool
-    ) -> dict[Node, Any]:
+    def _run(self, version: Mapping[Node, NodeState], region: _Region, trial: Trial, wide: bool) -> dict[Node, Any]:
         """The values of the region's nodes in one version of the graph; in float64 if `wide`."""
         torch.manual_seed(0)
         values = {
-            node: _widened(real_value(fake, sizes, scenario, seed=16 * index), wide)
-            for index, (node, fake) in enumerate(region.inputs.items())
+            node: _widened(trial.value(fake, place), wide) for place, (node, fake) in enumerate(region.inputs.items())
         }
         for node, state in version.items():
             if node in region.members and node not in values and state.op != "output":
@@ -135,23 +130,6 @@ class _Region:
             if node in self.members
             and (node.op == "placeholder" or not self.members.issuperset(self.before[node].arguments()))
         }
-
-    def trials(self) -> Iterator[tuple[str, Mapping[Any, int]]]:
-        """Scenarios and sizes to run; none if an input has no value that can be made up."""
-        fakes = list(self.inputs.values())
-        tensors = [leaf for leaf in tree_leaves(fakes) if isinstance(leaf, torch.Tensor)]
-        if any(fake is None for fake in fakes) or any(tensor.layout != torch.strided for tensor in tensors):
-            return
-        hinted, primes = hinted_sizes(fakes), prime_sizes(fakes)
-        yield "ordinary", hinted
-        if primes:
-            yield "ordinary", primes
-        if sum(real_value(size, hinted, "", 0) for tensor in tensors for size in [tensor.numel()]) > MAX_ELEMENTS:
-            return
-        if any(tensor.dtype.is_floating_point for tensor in tensors):
-            yield "special", hinted
-        if any(not tensor.dtype.is_floating_point for tensor in tensors):
-            yield "limits", hinted
 
     def _pairs(self, changed: Iterable[Node]) -> Iterator[tuple[Any, Any]]:
         for node in changed:
