@@ -67,13 +67,13 @@ class Resources:
 
     Attributes:
         registers: 32-bit registers of a thread.
-        spill_bytes: registers of a thread that were moved to memory, in bytes.
+        stack_bytes: memory of a thread: spilled registers, and tables of library functions (sin, cos, tan).
         shared_bytes: shared memory of a program.
         text: PTX or AMD assembly.
     """
 
     registers: int
-    spill_bytes: int
+    stack_bytes: int
     shared_bytes: int
     text: str
 

@@ -37,7 +37,8 @@ def _to_numpy(tensor: torch.Tensor, dtype: np.dtype) -> np.ndarray:
 
 def _cast(self, source, to):
     old, new, numpy_type = source.dtype.scalar, to.scalar, interpreter._get_np_dtype(to)
-    if old in _DTYPES and new in _DTYPES:
+    # The interpreter labels the result of a comparison with the dtype that was compared.
+    if source.data.dtype != bool and old in _DTYPES and new in _DTYPES:
         data = _to_numpy(_to_torch(source.data, old).to(_DTYPES[new]), numpy_type)
     else:
         data = source.data.astype(numpy_type)

@@ -112,7 +112,7 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_builds_without_spills(name: str, arch: str):
     used = build_ahead(KERNELS[name], arch)
-    assert used.spill_bytes == 0
+    assert used.stack_bytes == 0
     assert used.shared_bytes <= target(arch).shared_bytes
 
 
