@@ -110,15 +110,13 @@ class Store:
 
     def _usable(self, entry: Path) -> bool:
         """Whether an entry is there and whole; a damaged one is reported."""
+        if not entry.is_dir():
+            return False
         try:
             manifest = json.loads((entry / _MANIFEST).read_bytes())
             whole = manifest["format"] == _FORMAT and all(
                 _checksum(entry / file) == checksum for file, checksum in manifest["files"].items()
             )
-        except FileNotFoundError:
-            if not entry.is_dir():
-                return False
-            whole = False
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             whole = False
         if not whole:

@@ -331,15 +331,18 @@ class CppPrinter(CLikePrinter):
         def level(i: int) -> int:
             if isinstance(self.body[i], Reduce) and i in section.body:
                 return deepest
-            found = [self.depths[s] for s in self.kernel.axes_of[i] if s in self.depths]
-            if self.plan.lane and (i in section.reads or self._depends_on_fold(i)):
+            if self._varies_in_lane(i):
                 return deepest
-            return max(found, default=deepest)
+            return max((self.depths[s] for s in self.kernel.axes_of[i] if s in self.depths), default=deepest)
 
         return [i for i in sorted(section.reads + section.body) if level(i) == depth]
 
-    def _depends_on_fold(self, i: int) -> bool:
-        return isinstance(self.body[i], Reduce) or any(map(self._depends_on_fold, arguments(self.body[i])))
+    def _varies_in_lane(self, i: int) -> bool:
+        """Whether a value differs between the lanes of a block; accumulators always count as such."""
+        if not self.plan.lane:
+            return False
+        depends = lambda k: isinstance(self.body[k], Reduce) or any(map(depends, arguments(self.body[k])))
+        return self.plan.lane.symbol in self.kernel.axes_of[i] or depends(i)
 
     # ---- the lane shape ----
 
@@ -412,7 +415,7 @@ class CppPrinter(CLikePrinter):
                 self.write(f"{self._stored_at(i)} = v{i};")
 
     def _stored_at(self, i: int) -> str:
-        lane = self._lane_index if self.plan.lane else ""
+        lane = self._lane_index if self._varies_in_lane(i) else ""
         if isinstance(self.body[i], Reduce):
             return self._folded(i, f"acc{i}[{lane}]")
         if not self._is_full(i):
