@@ -62,8 +62,8 @@ class Pass(ABC):
 
     `run` changes the graph of `gm` in place. Before each single rewrite it asks `ctx.apply`, and goes on only if told
     so; a candidate that a predicate rules out is recorded with `ctx.decline`. The graph must be complete whenever
-    `apply` is asked, because the rewrite before is checked there; a value keeps its node's name. The manager does the
-    timing, checking, dumping and undoing.
+    `apply` is asked, because the rewrite before is checked there, and a node that stays keeps its value. The manager
+    does the timing, checking, dumping and undoing; no fake mode and no gradient is on while a pass runs.
     """
 
     name: ClassVar[str]

@@ -74,7 +74,10 @@ def written_nodes(node: Node) -> Iterator[Node]:
 
 def storages_of(node: Node) -> frozenset[int]:
     """Numbers of the storages of the node's tensors, by its fake value: nodes share one exactly when they alias."""
-    return frozenset(_storages(node.meta.get("val")))
+    value = node.meta.get("val")
+    if isinstance(value, torch.Tensor) and value.layout == torch.strided:
+        return frozenset((storage_id(value),))
+    return frozenset(_storages(value))
 
 
 def _storages(value: Any) -> Iterator[int]:

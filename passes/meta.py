@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from optpass.errors import VerifyError
@@ -23,7 +23,7 @@ from optpass.torch_private import (
     statically_known_true,
 )
 
-__all__ = ["Vouched", "fake_call", "fake_mode_of", "fake_value", "meta_difference", "refresh_values"]
+__all__ = ["Vouched", "alike", "fake_call", "fake_mode_of", "fake_value", "meta_difference", "refresh_values"]
 
 
 def fake_mode_of(graph: Graph) -> FakeTensorMode | None:
@@ -45,28 +45,28 @@ def fake_call(
         return target(*args, **kwargs)
 
 
-def meta_difference(old: Any, new: Any) -> str | None:
-    """What differs in kind, dtype, shape, strides or device between two values, as a sentence, or `None`."""
-    if isinstance(old, (list, tuple)):
-        if not isinstance(new, (list, tuple)) or len(old) != len(new):
-            return f"{_describe(old)} became {_describe(new)}"
-        return next((d for a, b in zip(old, new) if (d := meta_difference(a, b))), None)
+def alike(old: Any, new: Any) -> bool:
+    """Whether two values agree in kind, dtype, shape, strides and device, number by number in lists."""
     if isinstance(old, torch.Tensor):
-        if not isinstance(new, torch.Tensor):
-            return f"{_describe(old)} became {_describe(new)}"
-        same = (
-            old.dtype == new.dtype
+        return (
+            isinstance(new, torch.Tensor)
+            and old.dtype == new.dtype
             and old.device == new.device
             and old.layout == new.layout
             and len(old.shape) == len(new.shape)
             and all(map(_equal, old.shape, new.shape))
             and (old.layout != torch.strided or _same_strides(old, new))
         )
-        return None if same else f"{_describe(old)} became {_describe(new)}"
+    if isinstance(old, (list, tuple)):
+        return isinstance(new, (list, tuple)) and len(old) == len(new) and all(map(alike, old, new))
     if isinstance(old, (torch.SymInt, int)) and not isinstance(old, bool):
-        same = isinstance(new, (torch.SymInt, int)) and _equal(old, new)
-        return None if same else f"{old} became {new}"
-    return None if type(old) is type(new) else f"{_describe(old)} became {_describe(new)}"
+        return isinstance(new, (torch.SymInt, int)) and _equal(old, new)
+    return type(old) is type(new)
+
+
+def meta_difference(old: Any, new: Any) -> str | None:
+    """What differs between two values that are not alike, as a sentence; `None` if they are."""
+    return None if alike(old, new) else f"{_describe(old)} became {_describe(new)}"
 
 
 class Vouched(NamedTuple):
@@ -98,10 +98,12 @@ def refresh_values(
     changed = set(graph.nodes) if everything else set(before.changed(graph))
     with _propagating(mode):
         for node in graph.nodes:
-            if node.op != "call_function" or not _can_propagate(node):
+            if node.op == "call_module" and node in changed:
+                _check_submodule(node)
+            moved = [argument for argument in node.all_input_nodes if argument in renewed] if renewed else []
+            if node.op != "call_function" or not (moved or node in changed) or not _can_propagate(node):
                 continue
             old = storages_of(node)
-            moved = [argument for argument in node.all_input_nodes if argument in renewed]
             stale_view = any(not old.isdisjoint(renewed[argument]) for argument in moved)
             if not stale_view and (node not in changed or (not everything and _surely_fresh(node, before))):
                 continue
@@ -121,23 +123,31 @@ def refresh_values(
                 renewed[node] = old
 
 
+def _check_submodule(node: Node) -> None:
+    """The value of a call is that of the sub-graph's output; the sub-graph itself was made of checked nodes."""
+    submodule = node.graph.owning_module.get_submodule(node.target)
+    if not isinstance(submodule, GraphModule):
+        return
+    value = map_arg(submodule.graph.output_node().args[0], lambda argument: argument.meta.get("val"))
+    if difference := meta_difference(value, node.meta.setdefault("val", value)):
+        raise VerifyError(f"value of node {node.name} is not that of its sub-graph: {difference}")
+
+
 def _surely_fresh(node: Node, before: Snapshot) -> bool:
     """Whether only arguments changed, for others of equal metadata, and the result is no view: the value stands."""
     state = before.get(node)
     if state is None or "val" not in node.meta or state.target is not node.target or may_alias(node.target):
         return False
-    return _alike(state.args, node.args) and _alike(state.kwargs, node.kwargs)
+    return _same_arguments(state.args, node.args) and _same_arguments(state.kwargs, node.kwargs)
 
 
-def _alike(old: Any, new: Any) -> bool:
+def _same_arguments(old: Any, new: Any) -> bool:
     if isinstance(old, Node):
-        return old is new or (
-            isinstance(new, Node) and meta_difference(old.meta.get("val"), new.meta.get("val")) is None
-        )
+        return old is new or (isinstance(new, Node) and alike(old.meta.get("val"), new.meta.get("val")))
     if isinstance(old, (list, tuple)):
-        return isinstance(new, (list, tuple)) and len(old) == len(new) and all(map(_alike, old, new))
+        return isinstance(new, (list, tuple)) and len(old) == len(new) and all(map(_same_arguments, old, new))
     if isinstance(old, dict):
-        return isinstance(new, dict) and old.keys() == new.keys() and all(_alike(old[k], new[k]) for k in old)
+        return isinstance(new, dict) and old.keys() == new.keys() and all(_same_arguments(old[k], new[k]) for k in old)
     return type(old) is type(new) and old == new
 
 

@@ -34,6 +34,7 @@ from optpass.passes.replay import Disagreement, RewriteCheck
 from optpass.passes.snapshot import Snapshot
 from optpass.passes.verify import Contract, check_structure, missing_fact
 from optpass.report import PassRecord
+from optpass.torch_private import disable_current_modes
 
 __all__ = ["DEFAULT", "fingerprint", "ordered_passes", "run_passes", "run_stage"]
 
@@ -102,8 +103,10 @@ def run_passes(passes: Sequence[Pass], stage: Stage, gm: GraphModule, ctx: PassC
         ctx.dump.write_capture(gm)
     changed = False
     contract = Contract.of(gm.graph)
-    for pass_ in passes:
-        changed |= _run_pass(pass_, stage, gm, ctx, contract).changed
+    # The compiler is called under fake and functional modes; passes compute on real tensors where they do at all.
+    with disable_current_modes(), torch.no_grad():
+        for pass_ in passes:
+            changed |= _run_pass(pass_, stage, gm, ctx, contract).changed
     ctx.end_pass()
     if changed:
         gm.recompile()

@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from optpass.passes.aliases import Aliases
 from optpass.passes.base import Pass, PassContext
-from optpass.passes.meta import fake_call, meta_difference
+from optpass.passes.meta import alike, fake_call, meta_difference
 
 __all__ = ["Become", "Outcome", "Refuse", "Rule", "RulePass", "Use", "same_meta"]
 
@@ -107,7 +107,7 @@ class RulePass(Pass):
 
 def same_meta(a: Node, b: Node) -> bool:
     """Whether two nodes have tensors of the same dtype, shape, strides and device."""
-    return isinstance(a.meta["val"], torch.Tensor) and meta_difference(a.meta["val"], b.meta["val"]) is None
+    return isinstance(a.meta["val"], torch.Tensor) and alike(a.meta["val"], b.meta["val"])
 
 
 def _try(

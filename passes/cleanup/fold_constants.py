@@ -13,7 +13,7 @@ from torch.fx.node import map_arg
 from optpass.passes.base import Pass, PassContext
 from optpass.passes.effects import is_random, written_nodes
 from optpass.passes.meta import fake_call, meta_difference
-from optpass.torch_private import OpOverload, disable_current_modes
+from optpass.torch_private import OpOverload
 
 __all__ = ["FoldConstants"]
 
@@ -55,12 +55,11 @@ class FoldConstants(Pass):
     def run(self, gm: GraphModule, ctx: PassContext) -> None:
         written = {argument for node in gm.graph.nodes for argument in written_nodes(node)}
         elements: dict[Node, torch.Tensor] = {}
-        with disable_current_modes(), torch.no_grad():
-            for node in gm.graph.nodes:
-                if node.op == "call_function" and node not in written:
-                    element = _element(node, gm, elements)
-                    if element is not None:
-                        elements[node] = element
+        for node in gm.graph.nodes:
+            if node.op == "call_function" and node not in written:
+                element = _element(node, gm, elements)
+                if element is not None:
+                    elements[node] = element
         for node, element in elements.items():
             if node.target not in _FILLS and any(user not in elements for user in node.users):
                 self._fill(node, element, ctx)

@@ -10,8 +10,9 @@ import torch
 from optpass.errors import ConfigError, PassError, VerifyError
 from optpass.options import Options
 from optpass.passes.base import Fact, Pass, PassContext, RewriteCounter, Stage
+from optpass.passes.meta import fake_mode_of
 from optpass.passes.pipeline import DEFAULT, fingerprint, ordered_passes, run_passes, run_stage
-from optpass.passes.registry import register_pass, unregister_pass
+from optpass.passes.registry import load_entry_points, register_pass, unregister_pass
 
 pytestmark = pytest.mark.null
 aten = torch.ops.aten
@@ -172,6 +173,64 @@ def test_bisect_limit_applies_the_first_so_many(trace, limit):
     run_passes([WrongFormula()], Stage.TENSOR, gm, ctx)
     assert len(ctx.report.rewrites) == min(limit, 3)
     assert sum(declined.reason == "bisect_limit" for declined in ctx.report.declined) == 3 - min(limit, 3)
+
+
+def test_passes_run_outside_the_modes_of_the_compiler(trace):
+    seen = []
+
+    class Compute(Pass):
+        name = "compute"
+
+        def run(self, gm, ctx):
+            seen.append((torch.ones(3) * 2).sum().item())
+
+    gm = trace(f, torch.randn(5))
+    with fake_mode_of(gm.graph):
+        run_passes([Compute()], Stage.TENSOR, gm, context())
+    assert seen == [6.0]
+
+
+def test_a_call_of_a_sub_graph_has_its_value(trace):
+    class Outline(Pass):
+        name = "outline"
+        value = None
+
+        def run(self, gm, ctx):
+            (node,) = gm.graph.find_nodes(op="call_function", target=aten.sin.default)
+            if ctx.apply("outline", node):
+                gm.add_submodule("fused_0", trace(lambda x: x.sin(), torch.randn(5)))
+                with gm.graph.inserting_before(node):
+                    call = gm.graph.call_module("fused_0", node.args)
+                call.meta["val"] = node.meta["val"] if self.value is None else self.value
+                node.replace_all_uses_with(call)
+                gm.graph.erase_node(node)
+
+    x, outline = torch.randn(5), Outline()
+    for value in (None, torch.empty(6)):
+        outline.value = value
+        gm, ctx = trace(lambda x: x.sin().exp(), x), context(verify="numeric")
+        run_passes([outline], Stage.FUSION, gm, ctx)
+        assert (ctx.report.passes[0].failure is None) == (value is None)
+        assert torch.equal(gm(x), x.sin().exp())
+
+
+def test_entry_points_are_loaded_once_and_may_be_broken(monkeypatch):
+    class Point:
+        def __init__(self, name, load):
+            self.name, self.load = name, load
+
+    def good():
+        register_pass(stage="tensor", name="from-entry-point")(lambda gm, ctx: None)
+
+    points = [Point("bad", lambda: 1 / 0), Point("good", good)]
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: points)
+    load_entry_points.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="'bad' are left out"):
+            assert ordered_passes(Stage.TENSOR)[-1].name == "from-entry-point"
+        assert ordered_passes(Stage.TENSOR)[-1].name == "from-entry-point"
+    finally:
+        unregister_pass("from-entry-point")
 
 
 def test_registered_passes_take_the_place_that_they_ask_for():

@@ -27,6 +27,12 @@ def test_operands_in_an_order_that_decides_the_strides(rewrite):
     assert out.report.passes[0].failure is None
 
 
+def test_maximum_of_zeros_depends_on_the_order(rewrite):
+    x, y = torch.tensor([0.0, -0.0]), torch.tensor([-0.0, 0.0])
+    out = rewrite(Eliminate, lambda x, y: torch.maximum(x, y) / torch.maximum(y, x), x, y)
+    assert out.ops.count("maximum.default") == 2
+
+
 def test_subtraction_is_not_commutative(rewrite):
     assert len(rewrite(Eliminate, lambda x, y: (x - y) * (y - x), torch.randn(3), torch.randn(3)).ops) == 3
 
