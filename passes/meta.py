@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -36,9 +36,7 @@ def fake_value(node: Node, mode: FakeTensorMode | None) -> Any:
     return fake_call(node.target, node.args, node.kwargs, mode)
 
 
-def fake_call(
-    target: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode | None
-) -> Any:
+def fake_call(target: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode | None) -> Any:
     """What an operation would compute on the fake values of the nodes among its arguments; adds no guard."""
     args, kwargs = map_arg((args, dict(kwargs)), lambda argument: argument.meta["val"])
     with _propagating(mode):
@@ -125,7 +123,8 @@ def refresh_values(
 
 def _check_submodule(node: Node) -> None:
     """The value of a call is that of the sub-graph's output; the sub-graph itself was made of checked nodes."""
-    submodule = node.graph.owning_module.get_submodule(node.target)
+    owner = node.graph.owning_module
+    submodule = owner.get_submodule(str(node.target)) if owner is not None else None
     if not isinstance(submodule, GraphModule):
         return
     value = map_arg(submodule.graph.output_node().args[0], lambda argument: argument.meta.get("val"))

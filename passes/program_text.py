@@ -141,7 +141,7 @@ class _Program:
             return f"torch.ops.{target}"
         if isinstance(target, HigherOrderOperator):
             return f"torch.ops.higher_order.{target.name()}"
-        module = {"_operator": "operator"}.get(target.__module__, target.__module__)
+        module = {"_operator": "operator"}.get(target.__module__, str(target.__module__))
         if getattr(builtins, target.__name__, None) is target:
             return target.__name__
         if inspect.getmodule(target) is not None or module in ("math", "operator"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from optpass.passes.base import Pass, PassContext, Stage
 
 __all__ = ["Registration", "load_entry_points", "register_pass", "registrations", "unregister_pass"]
 
-T = TypeVar("T", bound=Callable[..., Any])
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,11 @@ def register_pass(
         raise PassError(f"unknown stage {stage!r}", hint=f"one of {', '.join(Stage)}") from None
 
     def decorate(target: T) -> T:
-        if inspect.isclass(target) and issubclass(target, Pass):
-            pass_: Pass = target()
+        given: Any = target
+        if isinstance(given, type) and issubclass(given, Pass):
+            pass_: Pass = given()
         else:
-            pass_ = FunctionPass(name or target.__name__.replace("_", "-"), target)
+            pass_ = FunctionPass(name or given.__name__.replace("_", "-"), given)
         if pass_.name in _registered or pass_.name in _builtin_names():
             raise PassError(f"a pass named {pass_.name!r} exists already", hint="give the new one another name")
         _registered[pass_.name] = Registration(pass_, stage, _names(after), _names(before))

@@ -13,7 +13,7 @@ from optpass.passes.aliases import Aliases
 from optpass.passes.base import Pass, PassContext
 from optpass.passes.meta import alike, fake_call, meta_difference
 
-__all__ = ["Become", "Outcome", "Refuse", "Rule", "RulePass", "Use", "same_meta"]
+__all__ = ["Become", "Candidate", "Outcome", "Refuse", "Rule", "RulePass", "Use", "same_meta"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,9 @@ class Refuse:
 
 Outcome = Use | Become | Refuse | None
 
+Candidate = Any
+"""A `Node` of one of the rule's operations. FX lets arguments be nearly anything, the schema says more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -54,7 +57,7 @@ class Rule:
 
     name: str
     targets: tuple[Callable[..., Any], ...]
-    match: Callable[[Node], Outcome]
+    match: Callable[[Candidate], Outcome]
 
 
 class RulePass(Pass):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch.fx import GraphModule, Node
 
 from optpass.passes.base import PassContext
-from optpass.passes.rules import Become, Outcome, Refuse, Rule, RulePass
+from optpass.passes.rules import Become, Candidate, Outcome, Refuse, Rule, RulePass
 from optpass.torch_private import OpOverload
 
 __all__ = ["Canonicalise"]
@@ -19,7 +19,7 @@ __all__ = ["Canonicalise"]
 aten = torch.ops.aten
 
 
-def _scalar_overload(node: Node) -> Outcome:
+def _scalar_overload(node: Candidate) -> Outcome:
     return Become(_TENSOR_FORM[node.target], node.args, node.kwargs)
 
 
@@ -31,7 +31,7 @@ _TENSOR_FORM = {
 }
 
 
-def _float_scalar(node: Node) -> Outcome:
+def _float_scalar(node: Candidate) -> Outcome:
     scalar = _scalar_operand(node)
     if type(scalar) is not int or not _is_floating(node.args[0]):
         return None
@@ -40,18 +40,18 @@ def _float_scalar(node: Node) -> Outcome:
     return Become(node.target, (node.args[0], float(scalar)), node.kwargs)
 
 
-def _sub_scalar(node: Node) -> Outcome:
+def _sub_scalar(node: Candidate) -> Outcome:
     scalar = _scalar_operand(node)
     if node.kwargs or type(scalar) is not float or not _is_floating(node.args[0]):
         return None
     return Become(aten.add.Tensor, (node.args[0], -scalar))
 
 
-def _mul_minus_one(node: Node) -> Outcome:
+def _mul_minus_one(node: Candidate) -> Outcome:
     return Become(aten.neg.default, (node.args[0],)) if _scalar_operand(node) == -1 else None
 
 
-def _div_power_of_two(node: Node) -> Outcome:
+def _div_power_of_two(node: Candidate) -> Outcome:
     scalar = _scalar_operand(node)
     if type(scalar) is not float or not _is_floating(node.args[0]):
         return None
@@ -84,7 +84,7 @@ class Canonicalise(RulePass):
 
     name: ClassVar[str] = "canonicalise"
     exact: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = (
+    rules: ClassVar[Sequence[Rule]] = (
         Rule("scalar-overload", tuple(_TENSOR_FORM), _scalar_overload),
         Rule("float-scalar", (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor), _float_scalar),
         Rule("sub-scalar", (aten.sub.Tensor,), _sub_scalar),
@@ -101,7 +101,7 @@ class Canonicalise(RulePass):
         super().run(gm, ctx)
 
 
-def _normal_arguments(node: Node) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _normal_arguments(node: Candidate) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """Positional arguments by position and no trailing defaults; `None` if the node has that form already."""
     positional, keyword = _parameters(node.target)
     args, kwargs = list(node.args), dict(node.kwargs)
@@ -122,7 +122,7 @@ _REQUIRED = object()
 
 
 @functools.cache
-def _parameters(target: Callable[..., Any]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
+def _parameters(target: OpOverload) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
     """Names and defaults of the positional and the keyword-only parameters."""
     pairs = [
         (a.kwarg_only, (a.name, a.default_value if a.has_default_value() else _REQUIRED))

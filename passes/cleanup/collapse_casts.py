@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch.fx import Node
 
-from optpass.passes.rules import Become, Outcome, Refuse, Rule, RulePass, Use, same_meta
+from optpass.passes.rules import Become, Candidate, Outcome, Refuse, Rule, RulePass, Use, same_meta
 
 __all__ = ["CollapseCasts", "holds"]
 
@@ -33,11 +34,11 @@ def holds(wide: torch.dtype, narrow: torch.dtype) -> bool:
     return torch.iinfo(wide).min <= limits.min and limits.max <= torch.iinfo(wide).max
 
 
-def _cast_of_cast(node: Node) -> Outcome:
+def _cast_of_cast(node: Candidate) -> Outcome:
     inner = node.args[0]
     if not isinstance(inner, Node) or inner.target not in _CASTS or not _changes_dtype_only(inner):
         return None
-    source = inner.args[0]
+    source: Candidate = inner.args[0]
     a, b, c = (n.meta["val"].dtype for n in (source, inner, node))
     if not holds(b, a):
         return Refuse(f"{b} does not hold every {a}: the conversion rounds")
@@ -81,4 +82,4 @@ class CollapseCasts(RulePass):
 
     name: ClassVar[str] = "collapse-casts"
     exact: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = (Rule("cast-of-cast", _CASTS, _cast_of_cast),)
+    rules: ClassVar[Sequence[Rule]] = (Rule("cast-of-cast", _CASTS, _cast_of_cast),)

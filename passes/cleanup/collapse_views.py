@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch.fx import Node
 
 from optpass.passes.effects import is_view
-from optpass.passes.rules import Become, Outcome, Rule, RulePass, Use, same_meta
+from optpass.passes.rules import Become, Candidate, Outcome, Rule, RulePass, Use, same_meta
 
 __all__ = ["CollapseViews"]
 
@@ -37,7 +36,7 @@ _VIEWS = (
 )
 
 
-def _round_trip(node: Node) -> Outcome:
+def _round_trip(node: Candidate) -> Outcome:
     """Views of one storage with equal shape, strides and offset show the same elements."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor) or value.dtype.is_complex:
@@ -50,14 +49,14 @@ def _round_trip(node: Node) -> Outcome:
     return None
 
 
-def _reshape_of_reshape(node: Node) -> Outcome:
+def _reshape_of_reshape(node: Candidate) -> Outcome:
     inner = node.args[0]
     if inner.target not in _FOLLOWS_ORDER or not is_view(inner):
         return None
     return Become(node.target, (inner.args[0], node.args[1]))
 
 
-def _permute_of_permute(node: Node) -> Outcome:
+def _permute_of_permute(node: Candidate) -> Outcome:
     inner = node.args[0]
     if inner.target not in _PERMUTES:
         return None
@@ -65,14 +64,14 @@ def _permute_of_permute(node: Node) -> Outcome:
     return Become(aten.permute.default, (inner.args[0], [inner_order[dim] for dim in outer_order]))
 
 
-def _expand_of_expand(node: Node) -> Outcome:
+def _expand_of_expand(node: Candidate) -> Outcome:
     inner = node.args[0]
     if inner.target is not aten.expand.default or any(size == -1 for size in node.args[1] if isinstance(size, int)):
         return None
     return Become(node.target, (inner.args[0], node.args[1]), node.kwargs)
 
 
-def _order(node: Node) -> Sequence[int]:
+def _order(node: Candidate) -> Sequence[int]:
     """For each dimension of the result, the dimension of the argument that it shows."""
     rank = node.args[0].meta["val"].dim()
     if node.target is aten.permute.default:
@@ -103,7 +102,7 @@ class CollapseViews(RulePass):
 
     name: ClassVar[str] = "collapse-views"
     exact: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = (
+    rules: ClassVar[Sequence[Rule]] = (
         Rule("round-trip", _VIEWS, _round_trip),
         Rule("reshape-of-reshape", _RESHAPES, _reshape_of_reshape),
         Rule("permute-of-permute", _PERMUTES, _permute_of_permute),

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 
 from optpass.passes.aliases import Aliases
 from optpass.passes.base import Pass, PassContext
-from optpass.passes.effects import has_effect, is_random, written_nodes
+from optpass.passes.effects import has_effect, is_random
 from optpass.passes.meta import meta_difference
 
 __all__ = ["EliminateCommonSubexpressions"]
@@ -56,8 +56,10 @@ class EliminateCommonSubexpressions(Pass):
         first: dict[Hashable, Node] = {}
         writes = 0
         for node in list(gm.graph.nodes):
-            writes += any(True for _ in written_nodes(node))
-            if has_effect(node) or is_random(node) or node.target in _UNDEFINED:
+            if has_effect(node):
+                writes += 1
+                continue
+            if is_random(node) or node.target in _UNDEFINED:
                 continue
             reads_written = any(map(aliases.is_written, node.all_input_nodes))
             key = (_key(node), writes if reads_written else 0)
@@ -83,7 +85,7 @@ def _key(node: Node) -> Hashable:
     return node.op, node.target, args, _frozen(node.kwargs)
 
 
-def _frozen(value: Any) -> Hashable:
+def _frozen(value: Any) -> Any:
     """A hashable form that tells 1 from 1.0 and True, and 0.0 from -0.0."""
     if isinstance(value, (list, tuple)):
         return (list, *map(_frozen, value))

@@ -10,8 +10,9 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from optpass.passes.aliases import Aliases
 from optpass.passes.base import Pass, PassContext
-from optpass.passes.effects import is_random, written_nodes
+from optpass.passes.effects import is_random
 from optpass.passes.meta import fake_call, meta_difference
 from optpass.torch_private import OpOverload
 
@@ -53,10 +54,10 @@ class FoldConstants(Pass):
     exact: ClassVar[bool] = True
 
     def run(self, gm: GraphModule, ctx: PassContext) -> None:
-        written = {argument for node in gm.graph.nodes for argument in written_nodes(node)}
+        aliases = Aliases(gm.graph)
         elements: dict[Node, torch.Tensor] = {}
         for node in gm.graph.nodes:
-            if node.op == "call_function" and node not in written:
+            if node.op == "call_function" and not aliases.is_written(node):
                 element = _element(node, gm, elements)
                 if element is not None:
                     elements[node] = element
@@ -103,7 +104,7 @@ class FoldConstants(Pass):
                 ctx.vouch(node, fresh)
 
 
-def _element(node: Node, gm: GraphModule, known: Mapping[Node, torch.Tensor]) -> torch.Tensor | None:
+def _element(node: Any, gm: GraphModule, known: Mapping[Node, torch.Tensor]) -> torch.Tensor | None:
     """The one number that the node's tensor repeats, as a CPU tensor of its dtype and rank with sizes 1, or `None`."""
     value = node.meta["val"]
     if not isinstance(value, torch.Tensor) or value.dtype.is_complex:
@@ -126,7 +127,7 @@ def _element(node: Node, gm: GraphModule, known: Mapping[Node, torch.Tensor]) ->
     return result.reshape(shape) if result.numel() == 1 and result.dtype == value.dtype else None
 
 
-def _filled(node: Node, shape: list[int], dtype: torch.dtype) -> torch.Tensor | None:
+def _filled(node: Any, shape: list[int], dtype: torch.dtype) -> torch.Tensor | None:
     packet = node.target.overloadpacket
     if packet in (aten.ones, aten.ones_like):
         number: Any = 1
@@ -139,9 +140,9 @@ def _filled(node: Node, shape: list[int], dtype: torch.dtype) -> torch.Tensor | 
 
 def _literal(source: Any, gm: GraphModule) -> torch.Tensor | None:
     """The number written in the program as `torch.tensor(2.0)`; parameters and buffers may change and are none."""
-    if not isinstance(source, Node) or source.op != "get_attr" or not source.target.startswith(_LITERAL):
+    if not isinstance(source, Node) or source.op != "get_attr" or not str(source.target).startswith(_LITERAL):
         return None
-    value = getattr(gm, source.target)
+    value = getattr(gm, str(source.target))
     return value if type(value) is torch.Tensor and value.device.type == "cpu" and value.dim() == 0 else None
 
 

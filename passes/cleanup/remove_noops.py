@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch.fx import Node
 
-from optpass.passes.rules import Outcome, Refuse, Rule, RulePass, Use, same_meta
+from optpass.passes.rules import Candidate, Outcome, Refuse, Rule, RulePass, Use, same_meta
 
 __all__ = ["RemoveNoops"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def _unit(node: Node) -> Outcome:
+def _unit(node: Candidate) -> Outcome:
     """x * 1, x / 1, x ** 1"""
     other = node.args[1]
     if isinstance(other, (Node, bool)) or other != 1 or node.kwargs:
@@ -24,7 +24,7 @@ def _unit(node: Node) -> Outcome:
     return _first_argument(node)
 
 
-def _zero(node: Node) -> Outcome:
+def _zero(node: Candidate) -> Outcome:
     """x + 0, x - 0"""
     other = node.args[1]
     if isinstance(other, Node) or other != 0 or node.kwargs:
@@ -36,14 +36,14 @@ def _zero(node: Node) -> Outcome:
     return _first_argument(node)
 
 
-def _copy_of_first(node: Node) -> Outcome:
+def _copy_of_first(node: Candidate) -> Outcome:
     """clone, a conversion or padding that converts and pads nothing, a concatenation or repetition of one"""
     if node.kwargs.get("pin_memory"):
         return Refuse("it moves the data to pinned memory")
     return _first_argument(node)
 
 
-def _same_view(node: Node) -> Outcome:
+def _same_view(node: Candidate) -> Outcome:
     """A view with the shape, strides and offset of what it views shows the same elements."""
     source, value = node.args[0], node.meta["val"]
     if not isinstance(source, Node) or not isinstance(value, torch.Tensor) or value.dtype.is_complex:
@@ -53,40 +53,40 @@ def _same_view(node: Node) -> Outcome:
     return Use(source) if value.storage_offset() == source.meta["val"].storage_offset() else None
 
 
-def _concatenation_of_one(node: Node) -> Outcome:
+def _concatenation_of_one(node: Candidate) -> Outcome:
     (source, *others) = node.args[0]
     return Use(source) if not others and same_meta(node, source) else None
 
 
-def _functional_copy(node: Node) -> Outcome:
+def _functional_copy(node: Candidate) -> Outcome:
     """copy(destination, source) is the source in the destination's dtype and layout."""
     source = node.args[1]
     return Use(source) if isinstance(source, Node) and same_meta(node, source) else None
 
 
-def _same_branches(node: Node) -> Outcome:
+def _same_branches(node: Candidate) -> Outcome:
     _, chosen, other = node.args
     return Use(chosen) if chosen is other and isinstance(chosen, Node) and same_meta(node, chosen) else None
 
 
-def _dropout_off(node: Node) -> Outcome:
+def _dropout_off(node: Candidate) -> Outcome:
     _, probability, training = node.args
     return None if training and probability != 0 else _first_argument(node)
 
 
-def _idempotent(node: Node) -> Outcome:
+def _idempotent(node: Candidate) -> Outcome:
     source = node.args[0]
     return Use(source) if source.target is node.target and source.args[1:] == node.args[1:] else None
 
 
-def _involution(node: Node) -> Outcome:
+def _involution(node: Candidate) -> Outcome:
     source = node.args[0]
     if source.target is not node.target or not isinstance(source.args[0], Node):
         return None
     return Use(source.args[0]) if same_meta(node, source.args[0]) else Refuse("the strides differ")
 
 
-def _first_argument(node: Node) -> Outcome:
+def _first_argument(node: Candidate) -> Outcome:
     """The first argument if dtype, shape, strides and device are the node's."""
     source = node.args[0]
     return Use(source) if isinstance(source, Node) and same_meta(node, source) else None
@@ -151,7 +151,7 @@ class RemoveNoops(RulePass):
 
     name: ClassVar[str] = "remove-noops"
     exact: ClassVar[bool] = True
-    rules: ClassVar[tuple[Rule, ...]] = (
+    rules: ClassVar[Sequence[Rule]] = (
         Rule("times-one", (aten.mul.Tensor, aten.div.Tensor, aten.pow.Tensor_Scalar), _unit),
         Rule("plus-zero", (aten.add.Tensor, aten.sub.Tensor), _zero),
         Rule("same-view", _VIEWS, _same_view),
