@@ -80,8 +80,7 @@ class Store:
         except (OSError, NotImplementedError, Timeout) as error:
             self._warn(f"cannot lock the cache {self.root} ({error}); building without it")
             return self._build_private(name, key, build)
-        with lock:
-            lock.release()  # the `with` took a second hold
+        try:
             if self._usable(entry):
                 return entry
             folder = self._build_private(name, key, build)
@@ -90,8 +89,10 @@ class Store:
             except OSError as error:
                 self._warn(f"cannot write to the cache {self.root} ({error}); artefacts last as long as this process")
                 return folder
-            del self._private[name]
-            shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            lock.release()
+        del self._private[name]
+        shutil.rmtree(folder, ignore_errors=True)
         self._trim()
         return entry
 
@@ -140,7 +141,7 @@ class Store:
         self._builds += 1
         files = {f.relative_to(folder).as_posix(): _checksum(f) for f in sorted(folder.rglob("*")) if f.is_file()}
         (folder / _MANIFEST).write_text(json.dumps({"format": _FORMAT, "key": key, "files": files}, indent=1))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        atexit.register(_remove_own, folder, os.getpid())
         self._private[name] = folder
         return folder
 
@@ -171,9 +172,10 @@ class Store:
                 break
             shutil.rmtree(path, ignore_errors=True)
             total -= size
-        for path in (self.root / "temporary").iterdir():
-            if now - path.stat().st_mtime > _RECENT_S:
-                shutil.rmtree(path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process may be cleaning up too
+            for path in (self.root / "temporary").iterdir():
+                if now - path.stat().st_mtime > _RECENT_S:
+                    shutil.rmtree(path, ignore_errors=True)
 
     def _entries(self) -> list[tuple[float, int, Path]]:
         """Time of last use, size in bytes and path of every entry."""
@@ -191,6 +193,12 @@ class Store:
         if not self._warned:
             self._warned = True
             warnings.warn(f"optpass: {text}", RuntimeWarning, stacklevel=3)
+
+
+def _remove_own(folder: Path, process: int) -> None:
+    """Removes a private folder, unless this is a fork of the process that made it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _checksum(path: Path) -> str:

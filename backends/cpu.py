@@ -15,6 +15,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -25,7 +26,7 @@ import optpass.codegen.printers as printers
 from optpass.backends.cache import Store
 from optpass.codegen.ir import Kernel
 from optpass.codegen.printers.cpp import CppPrinter
-from optpass.codegen.printers.cpp_module import MODULE, module_source
+from optpass.codegen.printers.cpp_module import MODULE, ModuleSource, module_source
 from optpass.codegen.segment import Segment
 from optpass.codegen.target import Target
 from optpass.errors import CompileError, CompilerMissing
@@ -35,7 +36,7 @@ _HEADERS = Path(printers.__file__).parent
 #: NaN, infinities, signed zeros and the order of operations stay as written (never -ffast-math, no fused
 #: multiply-add of two written operations); only errno and trap bookkeeping, which blocks vectorisation, is given up.
 _FLAGS = (
-    "-std=c++17", "-O3", "-fPIC", "-shared", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-w",
+    "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-w",
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
 )  # fmt: skip
 
@@ -106,9 +107,9 @@ def build_module(kernels: Sequence[Kernel], segments: Sequence[Segment], store: 
 
     headers = "".join(h.read_text() for h in sorted(_HEADERS.glob("*.h")))
     abi = f"{sys.implementation.cache_tag} {sysconfig.get_config_var('EXT_SUFFIX')}"
-    key = "\n".join(["cpu", compiler_id(), abi, hashlib.sha256((headers + source).encode()).hexdigest()])
+    key = "\n".join(["cpu", compiler_id(), abi, hashlib.sha256((headers + source.text).encode()).hexdigest()])
     path = store.get_or_build(key, build) / "module.so"
-    return BuiltModule(source, path, seconds, _load(path))
+    return BuiltModule(source.text, path, seconds, _load(path))
 
 
 @functools.cache
@@ -211,16 +212,26 @@ def _has_libmvec() -> bool:
     )
 
 
-def _compile(source: str, folder: Path) -> None:
-    text, library = folder / "module.cpp", folder / "module.so"
-    text.write_text(source)
-    done = subprocess.run(
-        [*_command(), str(text), "-o", str(library), *_libraries()], capture_output=True, text=True, check=False
-    )
+def _compile(source: ModuleSource, folder: Path) -> None:
+    """Writes ``module.cpp`` and ``module.so``; parts of the source compile in parallel."""
+    (folder / "module.cpp").write_text(source.text)
+    if source.parts == 1:
+        _run([*_command(), "-shared", "module.cpp", "-o", "module.so", *_libraries()], source, folder)
+        return
+    objects = [f"part{k}.o" for k in range(source.parts)]
+    commands = [[*_command(), "-c", f"-DPART={k}", "module.cpp", "-o", out] for k, out in enumerate(objects)]
+    with ThreadPoolExecutor(cpu_target().units) as pool:
+        for _ in pool.map(lambda c: _run(c, source, folder), commands):
+            pass
+    _run([*_command(), "-shared", *objects, "-o", "module.so", *_libraries()], source, folder)
+    for name in objects:
+        (folder / name).unlink()
+
+
+def _run(command: list[str], source: ModuleSource, folder: Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
     if done.returncode != 0:
-        raise CompileError(
-            f"{_compiler().command[0]} failed with status {done.returncode}", source=source, log=done.stderr
-        )
+        raise CompileError(f"{command[0]} failed with status {done.returncode}", source=source.text, log=done.stderr)
 
 
 def _load(path: Path) -> ModuleType:

@@ -39,7 +39,7 @@ class _Fold:
 
 
 class CppPrinter(CLikePrinter):
-    """Prints one scheduled kernel as a static function ``name(buffers…, sizes…, scalars…, status)``.
+    """Prints one scheduled kernel as a function ``kernel_<name>(buffers…, sizes…, scalars…, status)``.
 
     ``*status`` becomes 1 where memory ran out and ``first_status + k`` where the kernel's k-th ``check_index`` failed.
     """
@@ -61,8 +61,12 @@ class CppPrinter(CLikePrinter):
         """Messages of the kernel's index checks, in order."""
         return [self.body[i].attr[2] for i in self.checks]  # type: ignore[union-attr,index]
 
+    @property
+    def prototype(self) -> str:
+        return f"void kernel_{self.kernel.name}({', '.join(self._parameters())})"
+
     def text(self) -> str:
-        self.write(f"static void {self.kernel.name}({', '.join(self._parameters())})")
+        self.write(self.prototype)
         with self.write.block("{", "}"):
             self._shared_memory()
             if self.checks:

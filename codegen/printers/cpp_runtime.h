@@ -33,8 +33,9 @@ template <typename T> INLINE T min_int(T a, T b) { return a < b ? a : b; }
 template <typename T> INLINE T max_int(T a, T b) { return a > b ? a : b; }
 
 // The divisor -1 is taken apart because the machine traps on the least integer divided by it.
-template <typename T> INLINE T trunc_div(T a, T b) { return b == T(-1) ? T(T(0) - a) : T(a / b); }
-template <typename T> INLINE T trunc_mod(T a, T b) { return b == T(-1) ? T(0) : T(a % b); }
+template <typename T> INLINE bool is_minus_one(T b) { return T(-1) < T(0) && b == T(-1); }
+template <typename T> INLINE T trunc_div(T a, T b) { return is_minus_one(b) ? T(T(0) - a) : T(a / b); }
+template <typename T> INLINE T trunc_mod(T a, T b) { return is_minus_one(b) ? T(0) : T(a % b); }
 template <typename T> INLINE T floor_div(T a, T b) {
     T q = trunc_div(a, b), r = trunc_mod(a, b);
     return T(q - T(r != 0 && (r < 0) != (b < 0)));
@@ -57,7 +58,7 @@ template <typename T> INLINE T shift_right(T a, T b) {
 }
 
 template <typename T> INLINE T pow_int(T base, T exponent) {
-    if (exponent < 0) return base == 1 ? T(1) : base == T(-1) ? T(exponent & 1 ? -1 : 1) : T(0);
+    if (exponent < 0) return base == 1 ? T(1) : is_minus_one(base) ? T(exponent & 1 ? -1 : 1) : T(0);
     uint64_t out = 1, square = uint64_t(base);
     for (uint64_t e = uint64_t(exponent); e; e >>= 1, square *= square)
         if (e & 1) out *= square;
@@ -86,7 +87,8 @@ INLINE uint16_t store_bfloat16(float x) {
 }
 
 // A format with `M` mantissa bits and exponent bias `B`, sign on top of `W` bits. `TOP` is the magnitude code of the
-// first value that is not finite: infinity where `INF`, else NaN; `FNUZ` formats have no -0, whose code is NaN.
+// first value that is not finite: infinity where `INF`, else NaN. `FNUZ` formats have no -0, whose code is NaN. Values
+// out of range become infinity, or NaN (`FNUZ`), or the largest finite value, as in PyTorch.
 template <int W, int M, int B, uint32_t TOP, bool INF, bool FNUZ>
 struct Narrow {
     INLINE float load(uint32_t x) {
@@ -106,7 +108,7 @@ struct Narrow {
         const uint32_t step = uint32_t(127 + 1 - B - M + 23) << 23;
         const uint32_t subnormal = bits_as<uint32_t>(bits_as<float>(magnitude) + bits_as<float>(step)) - step;
         uint32_t code = magnitude < (uint32_t(127 + 1 - B) << 23) ? subnormal : normal;
-        const uint32_t nan = FNUZ ? 1u << (W - 1) : (1u << (W - 1)) - 1u, top = INF ? TOP : nan;
+        const uint32_t nan = FNUZ ? 1u << (W - 1) : (1u << (W - 1)) - 1u, top = INF ? TOP : FNUZ ? nan : TOP - 1;
         code = (code >= TOP) | (magnitude >= 0x7f800000u) ? top : code;
         code = magnitude > 0x7f800000u ? (W == 16 ? 0x7e00u : nan) : code;
         return FNUZ && (code == 0 || code == nan) ? code : code | sign;
@@ -171,8 +173,10 @@ INLINE void fill(T* lanes, T value) {
 template <int LANES, typename T, typename Combine>
 INLINE T fold_lanes(T* lanes, Combine combine) {
     #pragma GCC unroll 8
-    for (int half = LANES / 2; half; half /= 2)
+    for (int half = LANES / 2; half; half /= 2) {
+        #pragma omp simd
         for (int l = 0; l < half; ++l) combine(lanes[l], lanes[l + half]);
+    }
     return lanes[0];
 }
 
