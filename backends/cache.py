@@ -96,6 +96,11 @@ class Store:
         self._trim()
         return entry
 
+    def find(self, key: str) -> Path | None:
+        """The folder of the entry for ``key``, if it is there and whole."""
+        entry = self.root / "entries" / hashlib.sha256(key.encode()).hexdigest()[:40]
+        return entry if self._usable(entry) else None
+
     def stats(self) -> StoreStats:
         entries = self._entries()
         return StoreStats(self.root, len(entries), sum(size for _, size, _ in entries), self._hits, self._builds)

@@ -112,6 +112,16 @@ def build_module(kernels: Sequence[Kernel], segments: Sequence[Segment], store: 
     return BuiltModule(source.text, path, seconds, _load(path))
 
 
+def compile_module(kernels: Sequence[Kernel], segments: Sequence[Segment], folder: Path) -> None:
+    """Prints and compiles the kernels into a folder, for `load_module`. Raises what `build_module` raises."""
+    _compile(module_source(kernels, segments, cpu_target()), folder)
+
+
+def load_module(folder: Path) -> ModuleType:
+    """Loads what `compile_module` left in a folder; its functions are the segments' entry points."""
+    return _load(folder / "module.so")
+
+
 @functools.cache
 def compiler_id() -> str:
     """The compiler, its flags and the instruction set that it compiles for: part of every cache key.

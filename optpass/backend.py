@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +16,15 @@ from torch.fx import GraphModule
 
 from optpass import decompositions
 from optpass.capture import normalise, why_not_normalise
-from optpass.contract import checked_once
+from optpass.contract import Outputs, checked_once
 from optpass.dump import open_dump
-from optpass.errors import CaptureError, CompileError, CompilerMissing
+from optpass.errors import CaptureError, CompilerMissing
 from optpass.execute import Runtime, reference, runtime_for
 from optpass.options import Options
 from optpass.passes.base import PassContext, Stage
-from optpass.passes.pipeline import run_stage
+from optpass.passes.pipeline import CLEANUP, run_stage
 from optpass.passes.recompute import keep_random_numbers_out_of_memory
+from optpass.plan import Memo, graph_key
 from optpass.program import USER_OUTPUTS
 from optpass.report import CompileReport
 from optpass.torch_private import aot_module_simplified, forward_returns, min_cut_rematerialization_partition
@@ -78,14 +80,24 @@ class Compilation:
         )
 
     def _semantic(self, gm: GraphModule, inputs: Sequence[Any]) -> GraphModule:
-        """Pre-autograd ATen after the semantic passes; Dynamo's own graph where that form cannot be had."""
+        """The graph after the semantic passes; Dynamo's own where they change nothing or its ATen form cannot be had.
+
+        That they change nothing is remembered on disk, so that the next process need not trace the graph for it.
+        """
         ctx, start = self._context("semantic", inputs, True), time.perf_counter()
         reason = why_not_normalise(gm)
+        memo = Memo("semantic", gm, inputs, self.options) if reason is None else None
+        if memo is not None and memo.is_set():
+            return gm
         if reason is None:
             try:
                 normal = normalise(gm, inputs)
                 ctx.report.add_time("capture", (time.perf_counter() - start) * 1e3)
-                return run_stage(Stage.SEMANTIC, normal, ctx)
+                normal = run_stage(Stage.SEMANTIC, normal, ctx)
+                if any(p.changed for p in ctx.report.passes if p.name not in CLEANUP):
+                    return normal
+                memo.set()  # type: ignore[union-attr]
+                return gm
             except CaptureError as error:
                 reason = str(error)
         ctx.decline("normalise", None, reason)
@@ -99,29 +111,33 @@ class Compilation:
 
     def _compile_graph(self, kind: str, gm: GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
         ctx = self._context(kind, inputs, kind == "inference")
-        gm = run_stage(Stage.TENSOR, gm, ctx)
-        gm = run_stage(Stage.FUSION, gm, ctx)
         if kind == "forward" and (count := forward_returns()) is not None:
             gm.meta[USER_OUTPUTS] = count
         start = time.perf_counter()
+        outputs = Outputs.of(gm.graph)
         call = self._build(gm, ctx)
-        ctx.report.add_time("build", (time.perf_counter() - start) * 1e3)
-        return checked_once(call, gm.graph, self.options)
+        ctx.report.add_time("total", (time.perf_counter() - start) * 1e3)
+        if self.options.report:
+            print(ctx.report, file=sys.stderr)
+        return checked_once(call, outputs, self.options)
 
     def _build(self, gm: GraphModule, ctx: PassContext) -> Callable[[list[Any]], Sequence[Any]]:
         """The graph's function: kernels where they build, else operator by operator."""
-        if self.options.execution == "reference":
-            return reference(gm)
-        try:
-            return self._runtime(ctx.device).load(gm, ctx.report)
-        except CompilerMissing as error:
-            _warn_once(f"optpass: {error}; graphs run operator by operator (reference execution)")
-        except CompileError as error:
-            warnings.warn(f"optpass: a kernel did not build, its graph runs operator by operator: {error}", stacklevel=2)
-        return reference(gm)
+
+        def make() -> GraphModule:
+            return run_stage(Stage.FUSION, run_stage(Stage.TENSOR, gm, ctx), ctx)
+
+        if self.options.execution == "compiled":
+            runtime = self._runtime(ctx.device)
+            try:
+                key = graph_key(gm, self.options, runtime.target, runtime.compiler()) if self.options.cache else None
+                return runtime.load_stored(key, make, ctx.report)
+            except CompilerMissing as error:
+                _warn_once(f"optpass: {error}; graphs run operator by operator (reference execution)")
+        return reference(make())
 
     def _runtime(self, device: torch.device) -> Runtime:
-        return runtime_for(device.type, device.index or 0, self.options)
+        return runtime_for(device.type, device.index or 0)
 
     def _context(self, kind: str, inputs: Sequence[Any], is_inference: bool) -> PassContext:
         device = next((x.device for x in inputs if isinstance(x, torch.Tensor) and x.device.type != "cpu"), None)

@@ -25,8 +25,10 @@ from optpass.codegen.printers.base import ExprPrinter
 from optpass.codegen.segment import Call, Scratch, Segment
 from optpass.codegen.views import is_view, viewed
 from optpass.errors import UnsupportedOp
+from optpass.passes.accounting import tensor_bytes, total_cost
 from optpass.passes.effects import has_effect, is_random
 from optpass.passes.fusion.fuse_regions import LOWERED
+from optpass.report import KernelRecord
 from optpass.torch_private import HigherOrderOperator, OpOverload, storage_id
 
 aten = torch.ops.aten
@@ -44,12 +46,14 @@ class Program:
         objects: live objects that the text refers to; a program with any is not kept on disk.
         kernels: the distinct kernels, named ``k0_…``.
         segments: entry points of the kernels, on a target that calls them in runs; empty on others.
+        records: for the report, each call of a kernel with what was fused into it and the memory traffic that saved.
     """
 
     text: str
     objects: dict[str, object]
     kernels: tuple[Kernel, ...]
     segments: tuple[Segment, ...]
+    records: tuple[KernelRecord, ...]
 
 
 class PythonExpr(ExprPrinter):
@@ -86,7 +90,9 @@ class _FusedCall:
     results: list[tuple[Node | None, object]]
 
 
-def build_program(gm: GraphModule, *, segmented: bool, compiled: bool) -> Program:
+def build_program(
+    gm: GraphModule, *, segmented: bool, compiled: bool, refused: frozenset[Kernel] = frozenset()
+) -> Program:
     """Turns a graph after the fusion stage into a program.
 
     Args:
@@ -94,13 +100,14 @@ def build_program(gm: GraphModule, *, segmented: bool, compiled: bool) -> Progra
             ``gm.meta[USER_OUTPUTS]`` counts the leading outputs that the user sees (by default all).
         segmented: gather consecutive kernels into one entry point (the CPU), instead of one launch each.
         compiled: False runs each ``fused_k`` module through ATen instead of its kernel (``execution="reference"``).
+        refused: kernels (with an empty name) that do not build, so that their modules run through ATen.
     """
-    return _Emitter(gm, segmented, compiled).run()
+    return _Emitter(gm, segmented, compiled, refused).run()
 
 
 class _Emitter:
-    def __init__(self, gm: GraphModule, segmented: bool, compiled: bool) -> None:
-        self.gm, self.segmented, self.compiled = gm, segmented, compiled
+    def __init__(self, gm: GraphModule, segmented: bool, compiled: bool, refused: frozenset[Kernel]) -> None:
+        self.gm, self.segmented, self.compiled, self.refused = gm, segmented, compiled, refused
         self.lines: list[_Line] = []
         self.objects: dict[str, object] = {}
         self.aliases: dict[str, str] = {}
@@ -121,7 +128,17 @@ class _Emitter:
                 self._emit_fused(item)
             else:
                 self._emit_node(item)
-        return Program(self._text(placeholders), self.objects, tuple(self.kernels.values()), tuple(self.segments))
+        records = tuple(self._record(c) for c in self.fused.values())
+        text = self._text(placeholders)
+        return Program(text, self.objects, tuple(self.kernels.values()), tuple(self.segments), records)
+
+    def _record(self, call: _FusedCall) -> KernelRecord:
+        region = self.gm.get_submodule(call.node.target)  # type: ignore[arg-type]
+        inside = [n for n in region.graph.nodes if n.op == "call_function"]
+        apart = total_cost(inside)
+        moved = sum(tensor_bytes(n.meta["val"]) for n in {*call.inputs})
+        moved += sum(tensor_bytes(value) for _, value in call.results)
+        return KernelRecord(call.kernel, tuple(n.name for n in inside), moved, apart.flops, apart.bytes)
 
     # --- order: runs of fused calls between library calls -----------------------------------------------------------
 
@@ -143,7 +160,7 @@ class _Emitter:
         for node in self.gm.graph.nodes:
             if node.op == "placeholder":
                 continue
-            if self.compiled and node.op == "call_module" and LOWERED in self.gm.get_submodule(node.target).meta:
+            if self._has_kernel(node):
                 if any(w in waiting for w in node.all_input_nodes):
                     flush()
                 call = self._fused_call(node)
@@ -163,6 +180,12 @@ class _Emitter:
                     flush()
                 plan.append(node)
         return plan
+
+    def _has_kernel(self, node: Node) -> bool:
+        if not self.compiled or node.op != "call_module":
+            return False
+        lowered: Lowered | None = self.gm.get_submodule(node.target).meta.get(LOWERED)  # type: ignore[arg-type]
+        return lowered is not None and lowered.kernel.renamed("") not in self.refused
 
     def _fused_call(self, node: Node) -> _FusedCall:
         lowered: Lowered = self.gm.get_submodule(node.target).meta[LOWERED]  # type: ignore[arg-type]
@@ -246,6 +269,8 @@ class _Emitter:
         shape, strides = self._ints(value.shape), self._ints(value.stride())
         if value.device.type == "cpu":
             return f"empty_strided_cpu({shape}, {strides}, {value.dtype})"
+        if value.device.type == "cuda":
+            return f"empty_strided_cuda({shape}, {strides}, {value.dtype})"
         return f"empty_strided({shape}, {strides}, dtype={value.dtype}, device={self._value(value.device)})"
 
     def _ints(self, values: Iterable) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -72,12 +73,20 @@ class Fallback:
 
 @dataclass(frozen=True, slots=True)
 class KernelRecord:
-    """A generated kernel: the operations fused into it, the bytes it moves and the FLOPs it does."""
+    """One call of a generated kernel.
+
+    Attributes:
+        ops: names of the operations fused into it.
+        bytes: what it reads and writes, each tensor once.
+        flops: what it computes.
+        bytes_apart: what the same operations would move one by one.
+    """
 
     name: str
     ops: tuple[str, ...]
     bytes: int
     flops: int
+    bytes_apart: int
 
 
 @dataclass(slots=True)
@@ -98,6 +107,12 @@ class GraphReport:
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    def restore(self, stored: Mapping[str, Any]) -> None:
+        """Take over what an earlier process recorded of the same graph, as `to_dict` gave it; times stay this one's."""
+        for name, kind in _RECORDS.items():
+            rows = ({k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in stored[name])
+            getattr(self, name).extend(kind(**row) for row in rows)
 
     def __rich__(self) -> Group:
         parts: list[Any] = [f"[bold]{self.name}[/bold]"]
@@ -139,8 +154,8 @@ class GraphReport:
             parts.append(
                 _table(
                     "kernels",
-                    ("kernel", "operations", "bytes", "FLOPs"),
-                    [(k.name, ", ".join(k.ops), f"{k.bytes:,}", f"{k.flops:,}") for k in self.kernels],
+                    ("kernel", "operations", "bytes", "bytes one by one", "FLOPs"),
+                    [(k.name, ", ".join(k.ops), f"{k.bytes:,}", f"{k.bytes_apart:,}", f"{k.flops:,}") for k in self.kernels],
                 )
             )
         if self.fallbacks:
@@ -150,6 +165,11 @@ class GraphReport:
                 )
             )
         return Group(*parts)
+
+
+_RECORDS = {
+    "passes": PassRecord, "rewrites": Rewrite, "declined": Declined, "fallbacks": Fallback, "kernels": KernelRecord,
+}  # fmt: skip
 
 
 @dataclass(slots=True)

@@ -21,7 +21,6 @@ from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     guard_or_false,
     has_free_unbacked_symbols,
-    optimization_hint,
     statically_known_true,
 )
 from torch.fx.traceback import preserve_node_meta
@@ -45,6 +44,7 @@ __all__ = [
     "detect_fake_mode",
     "disable_current_modes",
     "empty_strided_cpu",
+    "empty_strided_cuda",
     "enable_python_dispatcher",
     "flop_registry",
     "forward_returns",
@@ -66,6 +66,14 @@ __all__ = [
 
 #: Functions that switch a mode for the nodes after them in Dynamo's graph.
 MODE_SWITCHES = frozenset({torch._C._set_grad_enabled, _enter_autocast, _exit_autocast})
+
+
+def optimization_hint(size: int | torch.SymInt, fallback: int) -> int:
+    """A likely value of a size, for estimates; adds no guard. (torch 2.13 has one of its own, 2.11 has not.)"""
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return fallback if hint is None else int(hint)
 
 
 def storage_id(tensor: torch.Tensor) -> int:
@@ -90,7 +98,13 @@ def empty_strided_cpu(size: tuple[int, ...], strides: tuple[int, ...], dtype: to
     return torch.empty_strided(size, strides, dtype=dtype)
 
 
+def empty_strided_cuda(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Uninitialised memory of the current CUDA device; replaced below likewise."""
+    return torch.empty_strided(size, strides, dtype=dtype, device="cuda")
+
+
 empty_strided_cpu = getattr(torch._C._dynamo.guards, "_empty_strided_cpu", empty_strided_cpu)
+empty_strided_cuda = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", empty_strided_cuda)
 
 
 def current_raw_stream(device: int) -> int:

@@ -36,7 +36,7 @@ from optpass.passes.verify import Contract, check_structure, missing_fact
 from optpass.report import PassRecord
 from optpass.torch_private import disable_current_modes
 
-__all__ = ["DEFAULT", "fingerprint", "ordered_passes", "run_passes", "run_stage"]
+__all__ = ["CLEANUP", "DEFAULT", "fingerprint", "ordered_passes", "run_passes", "run_stage"]
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +73,10 @@ DEFAULT: Mapping[Stage, Sequence[type[Pass]]] = {
         FuseRegions,  # last: what it makes, only code generation reads
     ),
 }
+
+
+#: Names of the passes that only tidy: a stage in which nothing else changed anything has not changed the graph's meaning.
+CLEANUP = frozenset(pass_type.name for pass_type in _CLEANUP)
 
 
 def run_stage(stage: Stage, gm: GraphModule, ctx: PassContext) -> GraphModule:

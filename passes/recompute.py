@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch.fx import Graph
-
 from torch.utils.checkpoint import CheckpointPolicy
 
 
