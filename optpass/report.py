@@ -155,7 +155,10 @@ class GraphReport:
                 _table(
                     "kernels",
                     ("kernel", "operations", "bytes", "bytes one by one", "FLOPs"),
-                    [(k.name, ", ".join(k.ops), f"{k.bytes:,}", f"{k.bytes_apart:,}", f"{k.flops:,}") for k in self.kernels],
+                    [
+                        (k.name, ", ".join(k.ops), f"{k.bytes:,}", f"{k.bytes_apart:,}", f"{k.flops:,}")
+                        for k in self.kernels
+                    ],
                 )
             )
         if self.fallbacks:

@@ -57,7 +57,7 @@ def program(seed):
                 values.append(choose.choice(UNARY)(a))
         outputs = choose.sample(values, choose.randint(1, 4))
         if choose.random() < 0.3 and values[-1].shape == inputs[0].shape:
-            inputs[0].copy_(values[-1])
+            inputs[0].copy_(values[-1].cos())
             outputs.append(values[-2] + 1)
         if choose.random() < 0.3:
             outputs.append(choose.choice(outputs) * 1)
