@@ -75,7 +75,7 @@ DEFAULT: Mapping[Stage, Sequence[type[Pass]]] = {
 }
 
 
-#: Names of the passes that only tidy: a stage in which nothing else changed anything has not changed the graph's meaning.
+#: Names of the passes that only tidy: where nothing else changed anything, the graph says what it said.
 CLEANUP = frozenset(pass_type.name for pass_type in _CLEANUP)
 
 

@@ -16,7 +16,7 @@ def report():
     graph.passes.append(PassRecord("tensor", "remove-noops", 1.25, 1, True))
     graph.rewrites.append(Rewrite(7, "tensor", "remove-noops", "times-one", ("mul",), "m.py:3 in f: [x] * 1", 2048, 0))
     graph.declined.append(Declined("tensor", "remove-noops", "plus-zero", "add", "-0.0 + 0.0 is +0.0", ""))
-    graph.kernels.append(KernelRecord("fused_0", ("add", "mul"), 4096, 10))
+    graph.kernels.append(KernelRecord("fused_0", ("add", "mul"), 4096, 10, bytes_apart=12288))
     graph.fallbacks.append(Fallback("sort", "no kernel"))
     graph.add_time("build", 10)
     graph.add_time("build", 2)

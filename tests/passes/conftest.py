@@ -14,7 +14,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from optpass.options import Options
-from optpass.passes.base import Pass, PassContext, RewriteCounter, Stage
+from optpass.passes.base import PassContext, RewriteCounter, Stage
 from optpass.passes.meta import meta_difference
 from optpass.passes.pipeline import run_passes
 from optpass.report import GraphReport
@@ -86,7 +86,7 @@ def rewrite(trace: Callable[..., GraphModule]) -> Callable[..., Outcome]:
     eager, nothing was rolled back, and a second run finds nothing to do.
     """
 
-    def run(passes: type[Pass] | list[type[Pass]], function: Callable[..., Any], *inputs: Any, **settings: Any) -> Outcome:
+    def run(passes: Any, function: Callable[..., Any], *inputs: Any, **settings: Any) -> Outcome:
         dynamic, stage = settings.pop("dynamic", False), settings.pop("stage", Stage.TENSOR)
         chosen = [kind() for kind in (passes if isinstance(passes, list) else [passes])]
         gm = trace(function, *inputs, dynamic=dynamic)
