@@ -48,3 +48,7 @@ def _cache(arguments: argparse.Namespace) -> None:
 
     store = Store.default()
     print(store.stats() if arguments.action == "stats" else store.clear())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -112,6 +112,6 @@ def test_the_cache_commands(tmp_path, monkeypatch, capsys):
     assert str(tmp_path) in capsys.readouterr().out
 
 
-def test_the_command_is_installed():
+def test_the_command_runs_as_a_module():
     run = subprocess.run([sys.executable, "-m", "optpass.cli", "--help"], capture_output=True, text=True)
-    assert run.returncode == 0
+    assert run.returncode == 0 and "bisect" in run.stdout
