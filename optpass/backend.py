@@ -27,7 +27,12 @@ from optpass.passes.recompute import keep_random_numbers_out_of_memory
 from optpass.plan import Memo, graph_key
 from optpass.program import USER_OUTPUTS
 from optpass.report import CompileReport
-from optpass.torch_private import aot_module_simplified, forward_returns, min_cut_rematerialization_partition
+from optpass.torch_private import (
+    aot_module_simplified,
+    forward_returns,
+    functorch_config,
+    min_cut_rematerialization_partition,
+)
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +112,9 @@ class Compilation:
     def _partition(self, joint: GraphModule, inputs: Sequence[Any], **settings: Any) -> tuple[GraphModule, GraphModule]:
         joint = run_stage(Stage.JOINT, joint, self._context("joint", inputs, False))
         keep_random_numbers_out_of_memory(joint.graph)
-        return min_cut_rematerialization_partition(joint, inputs, **settings)
+        # Common subexpressions are ours to merge (the joint stage has); PyTorch's own pass would load all of Inductor.
+        with functorch_config.patch(cse=False):
+            return min_cut_rematerialization_partition(joint, inputs, **settings)
 
     def _compile_graph(self, kind: str, gm: GraphModule, inputs: Sequence[Any]) -> Callable[[list[Any]], Sequence[Any]]:
         ctx = self._context(kind, inputs, kind == "inference")

@@ -40,7 +40,7 @@ def graph_key(gm: GraphModule, options: Options, target: Target, compiler: str) 
     if text is None:
         return None
     parts = [text, str(gm.meta.get(USER_OUTPUTS)), options.fingerprint(), fingerprint(options), _own_sources()]
-    parts += [torch.__version__, sys.version, repr(target), compiler, str(torch.get_num_threads())]
+    parts += [torch.__version__, sys.version, target.fingerprint(), compiler, str(torch.get_num_threads())]
     return "\n".join(parts)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch._decomp import get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch import config as functorch_config
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
@@ -48,6 +49,7 @@ __all__ = [
     "enable_python_dispatcher",
     "flop_registry",
     "forward_returns",
+    "functorch_config",
     "get_decompositions",
     "graph_codegen",
     "guard_or_false",
