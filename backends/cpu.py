@@ -192,8 +192,11 @@ def _command() -> tuple[str, ...]:
     flags = [*_FLAGS, "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"]
     if cpu_target().vector_bytes == 64:
         flags.append("-mprefer-vector-width=512")
-    if _has_libmvec() and compiler.is_gcc:
-        flags.append("-DOPTPASS_LIBMVEC")
+    if compiler.is_gcc:
+        # Threading turns two clamps in a row into a maze that vectorises badly.
+        flags.append("-fno-thread-jumps")
+        if _has_libmvec():
+            flags.append("-DOPTPASS_LIBMVEC")
     if sys.platform == "darwin":
         flags += ["-Xclang", "-fopenmp", "-undefined", "dynamic_lookup"]
     else:

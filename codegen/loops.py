@@ -211,7 +211,8 @@ def _loop_order(kernel: Kernel) -> tuple[tuple[Axis, ...], Axis | None, tuple[Ax
         return without(kernel.rows), best, kernel.cols, False
     if kernel.cols:
         return kernel.rows, None, (*without(kernel.cols), best), False
-    outer = without(kernel.rows)
+    # Writing in the order of memory matters more than reading so.
+    outer = tuple(sorted(without(kernel.rows), key=lambda a: -_store_stride(kernel, access, a)))
     other = _transposed(access, outer, best)
     if other is None:
         return outer, None, (best,), False
@@ -242,14 +243,21 @@ def _vector_cost(kernel: Kernel, access: dict[int, dict[Symbol, Expr | None]], a
             weight = 2 if isinstance(kernel.body[i], Store) else 1
             total += weight * _access_cost(by.get(axis.symbol, sympy.S.Zero))
     occupied = size / (-(-size // _VECTOR) * _VECTOR)
-    horizontal = len(kernel.reductions) if axis in kernel.cols else 0
-    return total / occupied + 8 * (1 + horizontal) / size
+    # Starting the loop, and folding the accumulators of a vector into one, cost so many elements each.
+    folds = len(kernel.reductions) if axis in kernel.cols else 0
+    return total / occupied + (8 + 30 * folds) / size
 
 
 def _access_cost(stride: Expr | None) -> float:
     if stride is None:
         return 6
     return 0.1 if stride == 0 else 1 if stride == 1 else 2 if stride == -1 else 4
+
+
+def _store_stride(kernel: Kernel, access: dict[int, dict[Symbol, Expr | None]], axis: Axis) -> int:
+    """The widest step along an axis in memory written, with a guess for unknown sizes."""
+    strides = [by.get(axis.symbol) or sympy.S.Zero for i, by in access.items() if isinstance(kernel.body[i], Store)]
+    return max(int(s.subs(dict.fromkeys(s.free_symbols, _LARGE))) for s in strides)
 
 
 def _transposed(access: dict[int, dict[Symbol, Expr | None]], outer: tuple[Axis, ...], vector: Axis) -> Axis | None:

@@ -323,10 +323,13 @@ class CppPrinter(CLikePrinter):
 
     def _lanes(self, section: Section, items: list[int]) -> int:
         """Accumulators of each fold in the innermost loop; 0 for the compiler's choice."""
-        size = sympy.sympify(self.plan.inner[-1].size)
+        if not section.folds or any(i in self.checks for i in items):
+            return 0
         lanes = self.plan.lanes // (2 if len(section.folds) > 2 else 1)
-        short = size.is_Integer and size < 2 * lanes
-        return 0 if not section.folds or short or any(i in self.checks for i in items) else lanes
+        size = sympy.sympify(self.plan.inner[-1].size)
+        if size.is_Integer:
+            lanes = min(lanes, 1 << int(size).bit_length() >> 1)
+        return lanes if lanes >= 8 else 0
 
     def _at_depth(self, section: Section, depth: int) -> list[int]:
         """What a pass evaluates in the loop at ``depth`` and no deeper."""

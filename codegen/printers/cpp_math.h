@@ -78,13 +78,16 @@ INLINE float at_most(float x, float high) { return x > high ? high : x; }
 INLINE float power_of_two(int32_t k) { return bits_as<float>(k << 23); }
 
 constexpr float LN2_HIGH = 0.693145752f, LN2_LOW = 1.42860677e-6f;
-// Adding this rounds to an integer and leaves it, plus 127, in the low bits: a shift away from a power of two.
-constexpr float ROUND = 12582912.0f + 127.0f;
 
-// x = (n - 127) ln 2 + r with |r| <= ln 2 / 2.
+// Adding this rounds to an integer and leaves it, plus BIAS, in the low bits: a shift away from a power of two.
+template <int BIAS>
+constexpr float ROUND = 12582912.0f + float(BIAS);
+
+// x = (n - BIAS) ln 2 + r with |r| <= ln 2 / 2.
 struct Reduced { float r; int32_t n; };
+template <int BIAS>
 INLINE Reduced reduce_ln2(float x) {
-    const float shifted = fma(x, 1.44269504f, ROUND), k = shifted - ROUND;
+    const float shifted = fma(x, 1.44269504f, ROUND<BIAS>), k = shifted - ROUND<BIAS>;
     return {fma(k, -LN2_LOW, fma(k, -LN2_HIGH, x)), bits_as<int32_t>(shifted)};
 }
 
@@ -92,31 +95,23 @@ INLINE float exp_reduced(float r) {
     const float p = horner(r, 0.499999934f, 0.166665201f, 0.0416683942f, 0.00836878047f, 0.00138144663f);
     return fma(r * r, p, r) + 1.0f;
 }
-// y * 2^(n - 127) for x the argument of an exponential to a base whose logarithm to base 2 is 1 / unit. The power stays
-// in the normal range by a detour of 2^64, so that a result outside of it rounds once.
-INLINE float exp_scaled(float x, float y, int32_t n, float unit) {
-    const bool negative = x < 0.0f;
-    y = y * power_of_two(negative ? n + 64 : n - 64) * (negative ? 0x1p-64f : 0x1p64f);
-    y = x >= 128.0f * unit ? INFINITY : y;
-    return x < -151.0f * unit ? 0.0f : y;
-}
+// y * 2^(n - 254) in two steps of normal powers: a result outside of the normal range rounds once, or overflows.
+INLINE float scaled(float y, int32_t n) { return y * power_of_two(n >> 1) * power_of_two(n - (n >> 1)); }
 INLINE float exp(float x) {
-    const Reduced a = reduce_ln2(x);
-    return exp_scaled(x, exp_reduced(a.r), a.n, 0.693147182f);
+    const Reduced a = reduce_ln2<254>(at_most(at_least(x, -104.0f), 89.0f));
+    return scaled(exp_reduced(a.r), a.n);
 }
 INLINE float exp2(float x) {
-    const float shifted = x + ROUND, r = x - (shifted - ROUND);
+    const float y = at_most(at_least(x, -151.0f), 129.0f), shifted = y + ROUND<254>, r = y - (shifted - ROUND<254>);
     const float p = horner(r, 0.693147203f, 0.240226479f, 0.0555033216f, 0.0096184386f, 0.00133990035f, 0.000153532579f);
-    return exp_scaled(x, fma(r, p, 1.0f), bits_as<int32_t>(shifted), 1.0f);
+    return scaled(fma(r, p, 1.0f), bits_as<int32_t>(shifted));
 }
 INLINE float expm1(float x) {
-    const Reduced a = reduce_ln2(x);
+    const Reduced a = reduce_ln2<126>(at_most(at_least(x, -20.0f), 89.0f));
     const float p = horner(a.r, 0.499999981f, 0.166665432f, 0.0416672019f, 0.00836658065f, 0.00138825044f);
-    const float e = fma(a.r * a.r, p, a.r), half = power_of_two(a.n - 1);
-    float y = 2.0f * fma(half, e, half - 0.5f);
-    y = x >= 88.7228394f ? INFINITY : y;
-    y = x < -20.0f ? -1.0f : y;
-    return x == 0.0f ? x : y;
+    // Half of it, as 2^128 is out of range.
+    const float e = fma(a.r * a.r, p, a.r), half = power_of_two(a.n);
+    return x == 0.0f ? x : 2.0f * fma(half, e, half - 0.5f);
 }
 
 // x = 2^k (1 + f) with 1 + f in [sqrt 1/2, sqrt 2), for x > 0; subnormals are scaled first.
@@ -178,7 +173,7 @@ INLINE float erf(float x) {
         horner(s, 0.128379154f, -0.376125233f, 0.112821408f, -0.0267789089f, 0.00501196285f, -0.000609036014f);
     // erf t = 1 - exp(-t - t P(t)); the exponent stays far above the subnormals.
     const float p = horner(t, 0.128519953f, 0.635699368f, 0.105286854f, -0.0229060308f, 0.00321997539f, -0.000214595009f);
-    const Reduced a = reduce_ln2(fma(-t, p, -t));
+    const Reduced a = reduce_ln2<127>(fma(-t, p, -t));
     const float far = fma(-exp_reduced(a.r), power_of_two(a.n), 1.0f);
     return s < 0.81f ? fma(x, near_zero, x) : __builtin_copysignf(far, x);
 }
