@@ -30,17 +30,15 @@ def sheets(results: Sequence[Row]) -> list[Sheet]:
     table = {workload: {} for workload in dict.fromkeys(r["workload"] for r in results)}
     for r in results:
         table[r["workload"]][r["backend"]] = r
-    return [
+    made = [
         _times(table, backends),
         _sheet("Peak memory of a step, MiB", table, backends, lambda r: _format(r["peak_bytes"], ".1f", scale=2**-20)),
         _sheet("Largest relative error against float64", table, backends, lambda r: _format(r["error"], ".1e")),
-        _sheet(
-            "Compile time in a fresh process, cold / warm caches, s",
-            table,
-            [b for b in backends if b != "eager"],
-            lambda r: f"{_format(r['cold_s'], '.1f')} / {_format(r['warm_s'], '.1f')}",
-        ),
     ]
+    if timed := [b for b in backends if any(r["cold_s"] for r in results if r["backend"] == b)]:
+        cell = lambda r: f"{_format(r['cold_s'], '.1f')} / {_format(r['warm_s'], '.1f')}"
+        made.append(_sheet("Compile time in a fresh process, cold / warm caches, s", table, timed, cell))
+    return made
 
 
 def show(results: Sequence[Row]) -> None:
