@@ -85,6 +85,7 @@ class Schedule:
         inner: column loops, outermost first; without a lane axis the last is vectorised.
         split: the column axis whose range threads share out, or None where they share out the outer loops.
         tile: in a transposing nest, the last axis of ``outer`` and the one of ``inner`` run in blocks.
+        staged: loads that a block copies first, in the order of memory, and reads back across.
         row_sections, passes: executed alternately, starting with a row section; one more of the former.
         hoisted: row-level values that do not vary along the lane axis, computed in the outer loops.
         work: cost of one element times the number of elements.
@@ -97,6 +98,7 @@ class Schedule:
     inner: tuple[Axis, ...]
     split: Axis | None
     tile: bool
+    staged: tuple[int, ...]
     row_sections: tuple[Section, ...]
     passes: tuple[Section, ...]
     hoisted: tuple[int, ...]
@@ -349,9 +351,20 @@ class _Sections:
         ]
         hoisted = [i for i in self.indices if self._is_row_value(i) and not self.varies[i]] if self.lane else []
         return Schedule(
-            self.kernel, self.outer, self.lane, self.inner, self.split, tile, tuple(built[::2]), tuple(built[1::2]),
-            tuple(hoisted), work, self.target.vector_bytes,
+            self.kernel, self.outer, self.lane, self.inner, self.split, tile, self._staged() if tile else (),
+            tuple(built[::2]), tuple(built[1::2]), tuple(hoisted), work, self.target.vector_bytes,
         )  # fmt: skip
+
+    def _staged(self) -> tuple[int, ...]:
+        """Loads of a block that are contiguous along its outer axis and stride along the vectorised one."""
+        across, along = self.inner[-1].symbol, self.outer[-1].symbol
+        stored = {ins.buffer for ins in self.body if isinstance(ins, Store)}
+        plain = lambda ins: isinstance(ins, Load) and ins.mask is None and not indirect(ins.index)
+        return tuple(
+            i
+            for i, by in _access(self.kernel).items()
+            if plain(self.body[i]) and self.body[i].buffer not in stored and by.get(along) == 1 and by.get(across)  # type: ignore[union-attr]
+        )
 
     def _is_row_value(self, i: int) -> bool:
         return not self.full[i] and not isinstance(self.body[i], Reduce | Store)

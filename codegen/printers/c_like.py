@@ -128,12 +128,16 @@ class CLikePrinter:
 
     def load(self, ins: Load) -> str:
         dtype = self.kernel.buffer(ins.buffer).dtype
-        element = f"{ins.buffer}[{self.index(ins.index)}]"
+        element = self.element(ins)
         if dtype in NARROW_FLOATS:
             return self.cast(f"load_{short(dtype)}({element})", torch.float32, ins.dtype)
         if dtype == torch.bool:
             return self.cast(f"({element} != 0)", torch.bool, ins.dtype)
         return self.cast(element, dtype, ins.dtype)
+
+    def element(self, ins: Load) -> str:
+        """The memory that a load reads."""
+        return f"{ins.buffer}[{self.index(ins.index)}]"
 
     def stored(self, value: str, have: torch.dtype, buffer: torch.dtype) -> str:
         """The element of a buffer that represents a value."""

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 import sympy
-import torch
 
 from optpass.codegen.expr import Expr
 from optpass.codegen.ir import Axis, Compute, Const, Load, Reduce, Scalar, Store, arguments, indirect
 from optpass.codegen.loops import LANE_BLOCK, PARALLEL_WORK, TILE, Schedule, Section, size_guess
 from optpass.codegen.printers.base import Writer
 from optpass.codegen.printers.c_like import CLikePrinter
+from optpass.codegen.printers.cpp_folds import fold
 
 #: Columns folded into one set of accumulators before those are added to doubles: bounds the rounding error of sums.
 _PLAIN_RUN, _LANE_RUN = 2048, 128
+#: Elements from row to row of a staged block: odd, so that a column falls into different sets of the cache.
+_PITCH = TILE[0] + 1
 #: Saved rows up to this many bytes live on the stack.
 _STACK_BYTES = 1 << 16
 #: Threads' shares of a column axis start at multiples of this many elements: whole cache lines.
 _GRAIN = 64
-
-
-@dataclass(frozen=True)
-class _Fold:
-    """How a reduction accumulates: C types inside the innermost loop and outside of it, the identity, the identifier in
-    OpenMP's ``reduction`` clause, and the statement that combines."""
-
-    type: str
-    total: str
-    start: str
-    clause: str
-    statement: str
-
-    def combine(self, accumulator: str, value: str) -> str:
-        return self.statement.format(a=accumulator, v=value)
 
 
 class CppPrinter(CLikePrinter):
@@ -51,7 +37,7 @@ class CppPrinter(CLikePrinter):
         self.plan, self.first_status = plan, first_status
         self.body = plan.kernel.body
         self.checks = [i for i, ins in enumerate(self.body) if isinstance(ins, Compute) and ins.op == "check_index"]
-        self.folds = {i: self._fold(i) for i in self.kernel.reductions}
+        self.folds = {i: fold(self.body[i], self) for i in self.kernel.reductions}  # type: ignore[arg-type]
         loops = plan.inner + ((plan.lane,) if plan.lane else ())
         self.depths = {a.symbol: d for d, a in enumerate(loops)}
         self.write = Writer()
@@ -186,10 +172,31 @@ class CppPrinter(CLikePrinter):
                 name = axis.symbol.name
                 write(f"const int64_t {name}_hi = min_int<int64_t>({name}_lo + {step}, {self.index(axis.size)});")
             if plan.tile:
+                for i in plan.staged:
+                    self._stage(i)
                 stack.enter_context(write.block(self._for(*self._bounds(plan.outer[-1])), "}"))
             yield
             if plan.split and self.folds and loops:
                 write("turn ^= 1;")
+
+    def _stage(self, i: int) -> None:
+        """Copies a block of a buffer along the rows of memory; reading it across then stays in the nearest cache."""
+        ins, across, along = self.body[i], self.plan.inner[-1], self.plan.outer[-1]
+        assert isinstance(ins, Load)
+        element = self.memory_type(self.kernel.buffer(ins.buffer).dtype)
+        self.write(f"{element} tile{i}[{TILE[1] * _PITCH}];")
+        with self.write.block(self._for(*self._bounds(across)), "}"):
+            self.write("#pragma omp simd")
+            with self.write.block(self._for(*self._bounds(along)), "}"):
+                self.write(f"{self._tile_element(i)} = {super().element(ins)};")
+
+    def _tile_element(self, i: int) -> str:
+        across, along = self.plan.inner[-1].symbol, self.plan.outer[-1].symbol
+        return f"tile{i}[({across} - {across}_lo) * {_PITCH} + {along} - {along}_lo]"
+
+    def element(self, ins: Load) -> str:
+        staged = next((i for i in self.plan.staged if self.body[i] == ins), None)
+        return super().element(ins) if staged is None else self._tile_element(staged)
 
     @staticmethod
     def _for(name: str, low: str, high: str, step: int = 1) -> str:
@@ -479,25 +486,3 @@ class CppPrinter(CLikePrinter):
         for k in indirect(index):
             visit(k)
         return [f"ok{k}" for k in sorted(found)]
-
-    # ---- reductions ----
-
-    def _fold(self, f: int) -> _Fold:
-        ins = self.body[f]
-        assert isinstance(ins, Reduce)
-        dtype, name, op = ins.dtype, self.value_type(ins.dtype), ins.op
-        if dtype == torch.bool:
-            sign = "|" if op in ("any", "max", "sum") else "&"
-            return _Fold("uint8_t", "uint8_t", "0" if sign == "|" else "1", sign, f"{{a}} {sign}= {{v}};")
-        if op in ("sum", "prod"):
-            sign, start = ("+", "0") if op == "sum" else ("*", "1")
-            if not dtype.is_floating_point:
-                name = name if name.startswith("u") else f"u{name}"
-                return _Fold(name, name, start, sign, f"{{a}} {sign}= ({name}){{v}};")
-            return _Fold(name, "double", start, sign, f"{{a}} {sign}= {{v}};")
-        if dtype.is_floating_point:
-            start = self.literal(float("-inf") if op == "max" else float("inf"), dtype)
-            return _Fold(name, name, start, f"nan_{op}", f"{{a}} = {op}_of({{v}}, {{a}});")
-        info = torch.iinfo(dtype)
-        start = self.literal(info.min if op == "max" else info.max, dtype)
-        return _Fold(name, name, start, op, f"{{a}} = {op}_int<{name}>({{a}}, {{v}});")

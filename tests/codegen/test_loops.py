@@ -208,3 +208,13 @@ def test_constants_alone_make_a_kernel():
     plan = schedule(kernel([Const(1.0, F32), Store("y", r0, 0)], axes(r0=10)), TARGET)
     assert len(plan.passes) == 1
     assert Integer(10) == plan.inner[0].size
+
+
+def test_a_transposing_block_is_copied_in_the_order_of_memory():
+    plan = schedule(copy(r1 * 1000 + r0, r0 * 1000 + r1, r0=1000, r1=1000), TARGET)
+    assert plan.staged == (0,)
+
+
+def test_loops_write_in_the_order_of_memory():
+    plan = schedule(copy(r0 * 160 + r1 * 10 + r2 + 5 * r2, r0 * 20 + r1 * 60 + r2, r0=3, r1=16, r2=20), TARGET)
+    assert [a.symbol for a in plan.outer] == [r1, r0]
