@@ -33,11 +33,13 @@ class Emitter:
 
     Args:
         eager_rounding: round after every operation whose result is a narrow float, as eager does (``parity="eager"``).
+        device: PyTorch's device type that runs the kernel; in a few corner cases ATen's answer depends on it.
     """
 
-    def __init__(self, eager_rounding: bool = False) -> None:
+    def __init__(self, eager_rounding: bool = False, device: str = "cpu") -> None:
         self.builder = Builder()
         self.eager_rounding = eager_rounding
+        self.device = device
         self.buffer_dtypes: dict[str, torch.dtype] = {}
 
     def dtype(self, value: int) -> torch.dtype:

@@ -94,12 +94,12 @@ class Lowering:
 
     def __init__(self, region: GraphModule, domain: Domain, eager_rounding: bool) -> None:
         self.domain = domain
-        self.e = Emitter(eager_rounding)
         self.mask: int | None = None
         self.placeholders = [n for n in region.graph.nodes if n.op == "placeholder"]
         (output,) = (n for n in region.graph.nodes if n.op == "output")
         result = output.args[0]
         self.outputs: tuple[Node, ...] = tuple(result) if isinstance(result, list | tuple) else (result,)
+        self.e = Emitter(eager_rounding, self.outputs[0].meta["val"].device.type)
         self.memo: dict[tuple, int] = {}
         self.used: list[Node] = []
         self.scalars: list[Node] = []

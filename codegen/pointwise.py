@@ -204,9 +204,11 @@ def _clamp_max(e: Emitter, a: int, high: int) -> int:
 
 @rule(aten.relu.default)
 def _relu(e: Emitter, a: int) -> int:
-    """x < 0 ? 0 : x keeps NaN and -0.0, as eager does."""
+    """NaN passes; -0.0 stays on the CPU (x < 0 ? 0 : x) and becomes 0.0 on a GPU (the larger of x and 0), as in eager."""
     zero = e.like(0, a)
-    return e.where(e.test("lt", a, zero), zero, a)
+    if e.device == "cpu":
+        return e.where(e.test("lt", a, zero), zero, a)
+    return e.op("maximum", a, zero)
 
 
 @rule(aten.sigmoid.default, cost=14)

@@ -21,15 +21,15 @@ from optpass.codegen.expr import Expr, Symbol
 from optpass.codegen.ir import Kernel
 from optpass.codegen.lower import Lowered, is_getitem
 from optpass.codegen.meta import is_tensor, shape_of, strides_of, to_expr
-from optpass.codegen.printers.base import ExprPrinter
 from optpass.codegen.segment import Call, Scratch, Segment
 from optpass.codegen.views import is_view, viewed
 from optpass.errors import UnsupportedOp
 from optpass.passes.accounting import tensor_bytes, total_cost
 from optpass.passes.effects import has_effect, is_random
+from optpass.passes.fusion.candidates import has_doubtful_strides
 from optpass.passes.fusion.fuse_regions import LOWERED
 from optpass.report import KernelRecord
-from optpass.torch_private import HigherOrderOperator, OpOverload, storage_id
+from optpass.torch_private import HigherOrderOperator, OpOverload, python_text, storage_id
 
 aten = torch.ops.aten
 
@@ -54,14 +54,6 @@ class Program:
     kernels: tuple[Kernel, ...]
     segments: tuple[Segment, ...]
     records: tuple[KernelRecord, ...]
-
-
-class PythonExpr(ExprPrinter):
-    """Index expressions as Python text."""
-
-    div = "//"
-    max, min = "max", "min"
-    floor_div, floor_mod = "operator.floordiv", "operator.mod"
 
 
 #: Operators whose Python binding takes the same arguments with less overhead than the operator object.
@@ -116,7 +108,6 @@ class _Emitter:
         self.symbols: dict[Symbol, str] = {}
         self.pending: list[_FusedCall] = []
         self.fused: dict[Node, _FusedCall] = {}
-        self.expr = PythonExpr()
 
     def run(self) -> Program:
         placeholders = [n for n in self.gm.graph.nodes if n.op == "placeholder"]
@@ -278,7 +269,7 @@ class _Emitter:
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
 
     def _expr_text(self, e: Expr) -> str:
-        return self.expr(e.xreplace({s: sympy.Symbol(self._symbol(s), integer=True) for s in e.free_symbols}))
+        return python_text(e.xreplace({s: sympy.Symbol(self._symbol(s), integer=True) for s in e.free_symbols}))
 
     def _bind_symbols(self, node: Node) -> None:
         value = node.meta.get("val")
@@ -346,6 +337,8 @@ class _Emitter:
         source = viewed(node)
         while is_view(source) and source.target is not aten.reshape.default:
             source = viewed(source)
+        if has_doubtful_strides(source):
+            return None
         a, b = node.meta.get("val"), source.meta.get("val")
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or storage_id(a) != storage_id(b):
             return None
@@ -361,9 +354,10 @@ class _Emitter:
         value = node.meta.get("val")
         if node.op != "call_function" or node.target in _BINDINGS or not isinstance(value, torch.Tensor):
             return
-        if value.layout != torch.strided or value.dim() < 2 or is_view(node) or not self._is_addressed(node):
+        if value.layout != torch.strided or value.dim() == 0 or is_view(node) or not self._is_addressed(node):
             return
-        if not {s for e in strides_of(value) for s in e.free_symbols} <= self.symbols.keys():
+        known = {s for e in strides_of(value) for s in e.free_symbols} <= self.symbols.keys()
+        if not known or has_doubtful_strides(node):
             return
         strides = self._ints(value.stride())
         self._line(f"if {node.name}.stride() != {strides}: {node.name} = restride({node.name}, {strides})")

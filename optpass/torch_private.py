@@ -6,6 +6,7 @@ name with a leading underscore from torch, so a new release is checked by readin
 
 from __future__ import annotations
 
+import sympy
 import torch
 from torch._decomp import get_decompositions
 from torch._dispatch.python import enable_python_dispatcher
@@ -28,6 +29,7 @@ from torch.fx.traceback import preserve_node_meta
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.flop_counter import flop_registry
 
 __all__ = [
@@ -59,6 +61,7 @@ __all__ = [
     "min_cut_rematerialization_partition",
     "optimization_hint",
     "preserve_node_meta",
+    "python_text",
     "reinterpret",
     "statically_known_true",
     "storage_id",
@@ -76,6 +79,11 @@ def optimization_hint(size: int | torch.SymInt, fallback: int) -> int:
         return size
     hint = size.node.hint
     return fallback if hint is None else int(hint)
+
+
+def python_text(expr: sympy.Expr) -> str:
+    """Python source that evaluates a size expression, any of PyTorch's sympy functions included."""
+    return PythonPrinter().doprint(expr)
 
 
 def storage_id(tensor: torch.Tensor) -> int:

@@ -17,6 +17,7 @@ from optpass.codegen.reductions import is_reduction
 from optpass.codegen.structural import GATHERS, GENERATORS
 from optpass.codegen.target import Target
 from optpass.passes.effects import has_effect, is_random
+from optpass.passes.effects import is_view as is_alias
 
 #: The most arithmetic (in `Rule.cost` units) that is repeated rather than stored.
 CHEAP = 6
@@ -62,7 +63,20 @@ def refusal(node: Node, target: Target) -> str | None:
     for t in results:
         if not is_dense(t):
             return "a result with gaps or overlaps in memory"
+    if any(has_doubtful_strides(origin(a)) for a in node.all_input_nodes):
+        return "an operand whose traced strides overlap, which no operator's result has"
     return None
+
+
+def has_doubtful_strides(node: Node) -> bool:
+    """Whether a node that makes new memory was traced with overlapping strides: some fake kernels copy an expanded
+    operand's strides (`slice_scatter` in torch 2.11), where the operator's result is dense. Only ATen knows which."""
+    return node.op == "call_function" and any(
+        isinstance(n, int) and n > 1 and isinstance(s, int) and s == 0
+        for t in tensors(node.meta.get("val"))
+        if t.layout == torch.strided
+        for n, s in zip(t.shape, t.stride())
+    ) and not is_alias(node)
 
 
 def is_dense(t: torch.Tensor) -> bool:
