@@ -41,7 +41,7 @@ class InterpretedRuntime:
 
 @pytest.fixture
 def runtime(monkeypatch):
-    torch._dynamo.reset()
+    torch.compiler.reset()
     runtime = InterpretedRuntime()
     monkeypatch.setattr(optpass.backend, "runtime_for", lambda *_: runtime)
     return runtime

@@ -75,7 +75,7 @@ def test_operators_with_effects_stay(rewrite):
         return x.clone()
 
     note.register_fake(torch.empty_like)
-    handle = torch.library._register_effectful_op if hasattr(torch.library, "_register_effectful_op") else None
+    handle = getattr(torch.library, "_register_effectful_op", None)
     if handle is None:
         pytest.skip("this PyTorch registers no effects")
 
