@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -32,3 +32,7 @@ class Target:
     max_threads: int = 1
     shared_bytes: int = 0
     unsupported: frozenset[torch.dtype] = frozenset()
+
+    def fingerprint(self) -> str:
+        """A text that is the same in every process (the order of a set is not)."""
+        return f"{replace(self, unsupported=frozenset())} {sorted(map(str, self.unsupported))}"

@@ -90,7 +90,7 @@ class CpuRuntime:
         text, segments, stored = read_plan(folder)
         if not made:
             report.restore(stored)
-        module = load_module(folder)
+        module = load_module(folder) if segments else None
         return _bind(text, {name: getattr(module, name) for name in segments})
 
 

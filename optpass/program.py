@@ -18,7 +18,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from optpass.codegen.expr import Expr, Symbol
-from optpass.codegen.ir import Kernel
+from optpass.codegen.ir import Kernel, Scalar
 from optpass.codegen.lower import Lowered, is_getitem
 from optpass.codegen.meta import is_tensor, shape_of, strides_of, to_expr
 from optpass.codegen.segment import Call, Scratch, Segment
@@ -481,8 +481,9 @@ def _is_pure_view(node: Node) -> bool:
     return is_view(node) and not is_getitem(node) and node.target is not aten.reshape.default and is_tensor(node)
 
 
-def _scalar_of(call: _FusedCall, node: Node):
-    return call.lowered.kernel.scalars[call.scalars.index(node)]
+def _scalar_of(call: _FusedCall, node: Node) -> Scalar:
+    """A scalar argument as a parameter of the segment, under its node's name."""
+    return Scalar(node.name, call.lowered.kernel.scalars[call.scalars.index(node)].dtype)
 
 
 def _hint(kernel: Kernel) -> str:
