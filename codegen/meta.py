@@ -44,7 +44,9 @@ def normal_dim(dim: int, rank: int) -> int:
 
 
 def normal_dims(dims: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
-    """Non-negative dimensions; all of them for None or ()."""
+    """Non-negative dimensions; all of them for None or (). A 0-dim tensor has none, though dim 0 and -1 may name it."""
+    if rank == 0:
+        return ()
     if dims is None or (not isinstance(dims, int) and len(dims) == 0):
         return tuple(range(rank))
     return tuple(normal_dim(d, rank) for d in ([dims] if isinstance(dims, int) else dims))

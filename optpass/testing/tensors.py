@@ -61,7 +61,7 @@ def _contiguous(shape: Sequence[int], fill: Fill) -> Tensor:
 
 
 def _transposed(shape: Sequence[int], fill: Fill) -> Tensor:
-    return fill(shape[::-1]).permute(*reversed(range(len(shape))))
+    return fill(shape[::-1]).permute(tuple(reversed(range(len(shape)))))
 
 
 def _offset(shape: Sequence[int], fill: Fill) -> Tensor:

@@ -37,10 +37,15 @@ def _zero(node: Candidate) -> Outcome:
 
 
 def _copy_of_first(node: Candidate) -> Outcome:
-    """clone, a conversion or padding that converts and pads nothing, a concatenation or repetition of one"""
+    """clone, a conversion that converts nothing, a repetition of one"""
     if node.kwargs.get("pin_memory"):
         return Refuse("it moves the data to pinned memory")
     return _first_argument(node)
+
+
+def _no_padding(node: Candidate) -> Outcome:
+    """Padding by nothing; what is cut off on one side may be added on the other, so that the shape says nothing."""
+    return _first_argument(node) if all(isinstance(n, int) and n == 0 for n in node.args[1]) else None
 
 
 def _same_view(node: Candidate) -> Outcome:
@@ -117,7 +122,6 @@ _VIEWS: _Targets = (
 _COPIES: _Targets = (
     aten._to_copy.default,
     aten.clone.default,
-    aten.constant_pad_nd.default,
     aten.lift_fresh_copy.default,
     aten.repeat.default,
     prims.convert_element_type.default,
@@ -143,8 +147,7 @@ class RemoveNoops(RulePass):
         c = aten.relu.default(x)
     Holds when: dtype, shape, strides and device are those of the argument; of a view, the offset as well.
     Leaves alone: `x + 0.0`, which turns -0.0 into +0.0; a copy that a caller receives while its source is an input or
-        reaches the caller too; a copy of storage that is written to; views of complex tensors, which may conjugate;
-        padding by a negative amount changes the shape and is no candidate.
+        reaches the caller too; a copy of storage that is written to; views of complex tensors, which may conjugate.
     Numerics: exact.
     Source: ours. Runs after autograd, where `detach` means nothing.
     """
@@ -156,6 +159,7 @@ class RemoveNoops(RulePass):
         Rule("plus-zero", (aten.add.Tensor, aten.sub.Tensor), _zero),
         Rule("same-view", _VIEWS, _same_view),
         Rule("copy-of-same", _COPIES, _copy_of_first),
+        Rule("no-padding", (aten.constant_pad_nd.default,), _no_padding),
         Rule("concatenation-of-one", (aten.cat.default,), _concatenation_of_one),
         Rule("functional-copy", (aten.copy.default,), _functional_copy),
         Rule("same-branches", (aten.where.self,), _same_branches),

@@ -284,7 +284,7 @@ class Grouping:
             return None
         source, dim, index = node.args[:3]
         place = self._place_of(source, space)  # type: ignore[arg-type]
-        if place is None or any(d is None for d in place) or producer(index).name in space.places:  # type: ignore[arg-type]
+        if not place or any(d is None for d in place) or producer(index).name in space.places:  # type: ignore[arg-type]
             return None
         dim = normal_dim(dim, len(place))  # type: ignore[arg-type]
         shape, wanted = list(shape_of(source)), list(shape_of(index))  # type: ignore[arg-type]

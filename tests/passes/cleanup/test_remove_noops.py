@@ -67,6 +67,10 @@ def test_zero_plus_integer_is_removed(rewrite):
     assert out.ops == ["mul.Tensor", "mul.Tensor"]
 
 
+def test_padding_that_cuts_and_adds_stays(rewrite):
+    assert not rewrite(RemoveNoops, lambda x: torch.constant_pad_nd(x.sin(), [-1, 1]), torch.randn(4, 6)).rules
+
+
 def test_promotion_is_no_noop(rewrite):
     out = rewrite(
         RemoveNoops, lambda b, i: ((b * 1) + i, (i * 1.0) + 1, i / 1), torch.tensor([True]), torch.tensor([3])
