@@ -26,8 +26,9 @@ from torch.fx.experimental.symbolic_shapes import (
     statically_known_true,
 )
 from torch.fx.traceback import preserve_node_meta
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as disable_current_modes
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils._sympy.functions import FloorDiv, Mod, PythonMod
 from torch.utils._sympy.printers import PythonPrinter
 from torch.utils.flop_counter import flop_registry
@@ -41,6 +42,7 @@ __all__ = [
     "OpOverload",
     "PythonMod",
     "ShapeEnv",
+    "TorchDispatchMode",
     "TracingContext",
     "aot_module_simplified",
     "current_raw_stream",
@@ -66,6 +68,7 @@ __all__ = [
     "statically_known_true",
     "storage_id",
     "tree_leaves",
+    "tree_map",
 ]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+
+from optpass.torch_private import TorchDispatchMode, tree_map
 
 aten = torch.ops.aten
 
