@@ -1,16 +1,22 @@
-# Commands of the project. `make setup` builds .venv; PYTHON=… uses that interpreter as it is and builds none.
+# Commands of the project. `make setup` builds .venv; PYTHON=… uses that interpreter instead, and adds to it nothing but
+# a link to this folder.
 
 PACKAGES := passes codegen autotune backends
 TORCH ?= 2.13.0
 TRITON ?= 3.7.1
 # With a GPU, an installed PyTorch is kept: it fits the driver.
 VENV_FLAGS := $(shell command -v nvidia-smi >/dev/null && echo --system-site-packages)
-SETUP := $(if $(PYTHON),,.venv/.installed)
-PYTHON ?= $(CURDIR)/.venv/bin/python
+ifdef PYTHON
+SETUP := link
+override PYTHON := $(abspath $(shell command -v $(PYTHON)))
+else
+SETUP := .venv/.installed
+PYTHON := $(CURDIR)/.venv/bin/python
+endif
 RUFF := $(PYTHON) -m ruff
 PYTEST := $(PYTHON) -m pytest
 
-.PHONY: setup demo test check lint layers .typecheck types soak gpu bench clean
+.PHONY: setup demo test check lint layers .typecheck link types soak gpu bench clean
 
 setup: $(SETUP)
 
@@ -19,6 +25,9 @@ setup: $(SETUP)
 	.venv/bin/python -c "import torch, triton" 2>/dev/null || .venv/bin/python -m pip install torch==$(TORCH) triton==$(TRITON)
 	.venv/bin/python -m pip install -e ".[test,dev,demo]"
 	touch $@
+
+link:
+	$(PYTHON) -P -c "import optpass.backend" || $(PYTHON) -m pip install --no-deps --no-build-isolation -e .
 
 demo: setup  ## sentence embeddings of a real model, eager against optpass
 	$(PYTHON) examples/sentence_embeddings.py
@@ -52,11 +61,11 @@ soak: setup  ## long property runs
 gpu: setup  ## on a machine with a GPU
 	$(PYTEST) -m "cuda or triton" tests
 	$(PYTHON) -m benchmarks overhead --device cuda
-	$(PYTHON) -m benchmarks run --device cuda --json benchmarks-cuda.json
+	$(PYTHON) -m benchmarks run --device cuda --json build/benchmarks-cuda.json
 
 bench: setup
 	$(PYTHON) -m benchmarks overhead
-	$(PYTHON) -m benchmarks run --json benchmarks.json
+	$(PYTHON) -m benchmarks run --json build/benchmarks.json
 
 clean:
 	rm -rf .venv .typecheck build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -64,6 +64,7 @@ def _run(chosen: argparse.Namespace) -> None:
                 _add_compile_time(result, workload, chosen.quick)
         results += [dataclasses.asdict(result) for result in new]
         if chosen.json:
+            chosen.json.parent.mkdir(parents=True, exist_ok=True)
             chosen.json.write_text(json.dumps({"machine": machine, "results": results}, indent=1) + "\n")
     table.show(results)
 
