@@ -74,7 +74,19 @@ def _count(node: Node) -> Expr:
 
 
 def _reduce(low: Lowering, op: str, value: int, dtype: torch.dtype | None = None) -> int:
+    if not low.domain.cols:  # all dimensions folded have size 1: printers see no reduction
+        return _fold_of_one(low, op, value)
     return low.e.builder.emit(Reduce(op, value, dtype or low.e.dtype(value)))
+
+
+def _fold_of_one(low: Lowering, op: str, value: int) -> int:
+    match op:
+        case "argmax" | "argmin":
+            return low.e.const(0, torch.int64)
+        case "sum" if low.e.dtype(value).is_floating_point:
+            return low.e.add(low.e.like(0, value), value)  # as eager: -0.0 becomes 0.0
+        case _:
+            return value
 
 
 def _finish(low: Lowering, node: Node, value: int) -> int:
@@ -174,7 +186,7 @@ def _variance(low: Lowering, node: Node, place: Dims) -> tuple[int, int]:
     if e.dtype(value) not in (torch.float32, torch.float64):
         raise UnsupportedOp("variance of integers")
     count = _count(node)
-    if low.domain.on_chip:
+    if low.domain.on_chip or not low.domain.cols:
         mean = e.div(_reduce(low, "sum", value), _number(low, count, value))
         deviation = e.sub(value, mean)
         squares = _reduce(low, "sum", e.mul(deviation, deviation))

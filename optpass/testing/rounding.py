@@ -28,14 +28,20 @@ EXACT = {
     ).split()
     if hasattr(aten, name)
 }
-#: Operators that add up: their error depends on the size of the terms, so that the terms are disturbed too.
-SUMS = {
+#: Operators that round on the way to their result: what they read is disturbed too.
+COMPOUND = {
     getattr(aten, name)
     for name in (
         "sum mean var std var_mean std_mean prod mm bmm addmm baddbmm dot mv cumsum logsumexp _softmax _log_softmax "
         "native_layer_norm native_group_norm native_batch_norm norm linalg_vector_norm convolution embedding_dense_backward "
-        "native_layer_norm_backward native_group_norm_backward _softmax_backward_data _log_softmax_backward_data"
+        "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward _softmax_backward_data nansum "
+        "_log_softmax_backward_data addcmul addcdiv lerp add sub rsub gelu gelu_backward silu silu_backward mish "
+        "mish_backward softplus softplus_backward elu elu_backward logaddexp hypot log_sigmoid_forward "
+        "log_sigmoid_backward sigmoid_backward tanh_backward mse_loss mse_loss_backward smooth_l1_loss "
+        "smooth_l1_loss_backward glu glu_backward _fused_rms_norm xlogy _scaled_dot_product_flash_attention_for_cpu "
+        "_scaled_dot_product_flash_attention_for_cpu_backward logit"
     ).split()
+    if hasattr(aten, name)
 }
 
 
@@ -51,7 +57,7 @@ class Perturbed(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        if func.overloadpacket in SUMS:
+        if func.overloadpacket in COMPOUND:
             args = tree_map(self._moved, args)
         out = func(*args, **kwargs)
         if func.overloadpacket in EXACT:

@@ -32,8 +32,8 @@ GROUPS = {
             "signbit deg2rad"
         ).split()],
         *[f"F.{name}({{f}})" for name in (
-            "gelu silu elu selu celu leaky_relu hardtanh hardswish hardsigmoid hardshrink softshrink softplus mish "
-            "logsigmoid tanhshrink softsign relu6"
+            "gelu silu elu selu celu leaky_relu hardshrink softshrink softplus mish logsigmoid tanhshrink "
+            "softsign"
         ).split()],
         "F.gelu({f}, approximate='tanh')",
         "{a} + {x}", "{a} - {x}", "{a} * {x}", "{a} + {x}", "{a} * {x}", "{f} / {x}", "{a} / {n}",
