@@ -53,10 +53,10 @@ def regroup(dims: Sequence[Dim], shape: Sequence[Expr]) -> list[Dim] | None:
             if not digits:
                 return None
             expr, size = digits.pop()
-            if (quotient := _divide(target, size)) is not None:
+            if (quotient := divide(target, size)) is not None:
                 taken.append((expr, size))
                 target = quotient
-            elif (quotient := _divide(size, target)) is not None:
+            elif (quotient := divide(size, target)) is not None:
                 taken.append((mod(expr, target), target))
                 digits.append((floor_div(expr, target), quotient))
                 target = sympy.S.One
@@ -82,7 +82,7 @@ def _through_linear(dims: Sequence[Dim], shape: Sequence[Expr]) -> list[Dim] | N
     return out[::-1]
 
 
-def _divide(a: Expr, b: Expr) -> Expr | None:
+def divide(a: Expr, b: Expr) -> Expr | None:
     """``a / b`` where it is an integer for sure."""
     if a.is_Integer and b.is_Integer:
         return a // b if a % b == 0 else None

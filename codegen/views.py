@@ -222,8 +222,8 @@ def slice_start(start: object, size: object):
         raise UnsupportedOp("a slice starts at a run-time value")
     if start.is_Integer and size.is_Integer:
         return sympy.Integer(max(start + size if start < 0 else min(start, size), 0))
-    if start.is_nonnegative and start.is_Integer:
-        return start if start == 0 else sympy.Min(start, size)
+    if start.is_nonnegative:
+        return start if (size - start).is_nonnegative else sympy.Min(start, size)
     if start.is_Integer:
         return sympy.Max(start + size, 0)
     raise UnsupportedOp("a slice starts at a symbolic value")

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import optpass.codegen.philox  # noqa: F401  (registers the operators used below)
-from optpass.torch_private import get_decompositions
+from optpass.torch_private import get_decompositions, suggest_memory_format
 
 aten = torch.ops.aten
 
@@ -45,12 +45,19 @@ _FROM_TORCH = [
 #: Operators of the list above that a kernel rule expresses directly, in some overload.
 _KEPT_WHOLE = [aten.full_like.default]
 
+_BATCH_NORMS = [
+    aten.native_batch_norm.default, aten._native_batch_norm_legit.default, aten._native_batch_norm_legit.no_stats,
+    aten._native_batch_norm_legit_functional.default,
+]  # fmt: skip
+
 
 @functools.cache
 def table(parity: str) -> dict[object, Callable]:
     """The decomposition table for AOTAutograd; ``parity="eager"`` leaves random operators to ATen."""
     out = {op: fn for op, fn in get_decompositions(_FROM_TORCH).items() if op not in _KEPT_WHOLE}
     out[aten.nll_loss_backward.default] = nll_loss_backward
+    out[aten.pow.Scalar] = pow_scalar
+    out.update({op: _laid_out_as_eager(out[op]) for op in _BATCH_NORMS})
     if parity == "fast":
         out[aten.native_dropout.default] = native_dropout
         out[aten.bernoulli.p] = bernoulli
@@ -83,6 +90,25 @@ def nll_loss_backward(
     if weight is not None:
         value = value * weight.view(shape)
     return torch.where(hit, value, 0.0).to(self.dtype)
+
+
+def pow_scalar(base: float, exponent: Tensor) -> Tensor:
+    """base ** exponent, contiguous whatever the layout of the exponent, as eager makes it."""
+    number = torch.scalar_tensor(base, dtype=torch.result_type(base, exponent), device=exponent.device)
+    return torch.pow(number, exponent).contiguous()
+
+
+def _laid_out_as_eager(batch_norm: Callable) -> Callable:
+    """On the CPU the result of batch normalisation is contiguous or channels-last, also where the input is neither."""
+
+    @functools.wraps(batch_norm)
+    def wrapped(x: Tensor, *args: object) -> tuple[Tensor, ...]:
+        out, *rest = batch_norm(x, *args)
+        if x.device.type == "cpu":
+            out = out.contiguous(memory_format=suggest_memory_format(x))
+        return (out, *rest)
+
+    return wrapped
 
 
 def _uniform_like(x: Tensor) -> Tensor:

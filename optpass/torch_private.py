@@ -16,6 +16,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode
 from torch._library.utils import is_impure as is_impure_op
 from torch._ops import HigherOrderOperator, OpOverload
+from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.amp.autocast_mode import _enter_autocast, _exit_autocast
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -67,6 +68,7 @@ __all__ = [
     "reinterpret",
     "statically_known_true",
     "storage_id",
+    "suggest_memory_format",
     "tree_leaves",
     "tree_map",
 ]

@@ -329,7 +329,10 @@ class Grouping:
                     return
                 dims = inner
             else:
-                _, dims = views.source(argument, dims)
+                try:
+                    _, dims = views.source(argument, dims)
+                except UnsupportedOp:  # the view is made by ATen, and the kernel reads its result
+                    return
             argument = source
 
     def _note_operand_reads(self, node: Node, space: Space, place: Place) -> None:

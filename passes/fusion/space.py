@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from optpass.codegen.dims import Dim, regroup, single
+from optpass.codegen.dims import Dim, divide, regroup, single
 from optpass.codegen.expr import Expr, Symbol, axis_symbol
+from optpass.torch_private import FloorDiv, Mod
 
 Place = tuple[Dim, ...]
 
@@ -85,13 +86,17 @@ class Space:
         return None
 
     def _cut(self, place: Sequence[Dim]) -> tuple[Symbol, Expr] | tuple[()] | None:
-        """The first axis that a place divides, with the inner size; () if it is no plain axis; None if all are whole."""
+        """The first axis that a place divides, with the inner size; () if it cannot be cut there; None if all are whole.
+
+        An axis may walk only part of the dimension that it indexes (a slice), so that its own size decides.
+        """
         for dim in place:
-            for expr, size in dim:
+            for expr, _ in dim:
                 if expr in self.axes:
                     continue
-                if len(expr.args) == 2 and expr.args[0] in self.axes:
-                    return expr.args[0], expr.args[1]
+                if isinstance(expr, FloorDiv | Mod) and expr.args[0] in self.axes:
+                    axis, low = expr.args
+                    return (axis, low) if divide(self.axes[axis], low) is not None else ()  # type: ignore[index]
                 return ()
         return None
 
