@@ -301,7 +301,6 @@ class _Emitter:
             pass
         elif is_getitem(node):
             self._define(node.name, f"{self._value(node.args[0])}[{self._value(node.args[1])}]", pure=True)
-            self._hold_strides(node)
         elif node.op == "call_module":
             self.objects[f"module_{node.target}"] = self.gm.get_submodule(node.target)  # type: ignore[arg-type]
             self._define(node.name, f"module_{node.target}({self._arguments(node)})")
