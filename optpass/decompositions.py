@@ -56,6 +56,8 @@ def table(parity: str) -> dict[object, Callable]:
     """The decomposition table for AOTAutograd; ``parity="eager"`` leaves random operators to ATen."""
     out = {op: fn for op, fn in get_decompositions(_FROM_TORCH).items() if op not in _KEPT_WHOLE}
     out[aten.nll_loss_backward.default] = nll_loss_backward
+    out[aten.elu_backward.default] = elu_backward
+    out[aten.hardtanh_backward.default] = hardtanh_backward
     out[aten.pow.Scalar] = pow_scalar
     out.update({op: _laid_out_as_eager(out[op]) for op in _BATCH_NORMS})
     if parity == "fast":
@@ -90,6 +92,20 @@ def nll_loss_backward(
     if weight is not None:
         value = value * weight.view(shape)
     return torch.where(hit, value, 0.0).to(self.dtype)
+
+
+def elu_backward(
+    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
+) -> Tensor:
+    """PyTorch's own rewriting lets the gradient of a NaN pass; eager's vectors make it NaN."""
+    slope = alpha * scale
+    inner = x + slope if is_result else slope * torch.exp(x * input_scale)
+    return torch.where(x > 0, grad * scale, grad * input_scale * inner)
+
+
+def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
+    """As eager's vectors: 0 where x is NaN."""
+    return torch.where((x > low) & (x < high), grad, 0.0)
 
 
 def pow_scalar(base: float, exponent: Tensor) -> Tensor:

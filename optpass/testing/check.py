@@ -52,7 +52,7 @@ def check_program(
         more_inputs: further calls of the same compiled function, of other sizes.
         gradients: compare the gradients of inputs that require them.
         exact: ask for the same bits (``parity="eager"`` on pointwise functions).
-        baseline: a backend whose differences are forgiven: with ``aot_eager`` those of PyTorch's own tracing.
+        baseline: a backend whose failures are forgiven: with ``aot_eager`` those of PyTorch's own tracing.
         compile: makes the compiled function instead of `torch.compile`.
 
     Raises:
@@ -65,16 +65,18 @@ def check_program(
     for number, case in enumerate([inputs, *more_inputs]):
         try:
             _check_call(fn, compiled, case, gradients, exact)
-        except Mismatch as error:
-            if baseline is not None and _differs(fn, case, baseline, dynamic, gradients):
+        except Exception as error:
+            if baseline is not None and _fails(fn, case, baseline, dynamic, gradients):
                 continue
-            raise Mismatch(f"call {number}: {error}") from None
+            if isinstance(error, Mismatch):
+                raise Mismatch(f"call {number}: {error}") from None
+            raise
 
 
-def _differs(fn: Callable, inputs: Sequence[Any], backend: str, dynamic: bool | None, gradients: bool) -> bool:
+def _fails(fn: Callable, inputs: Sequence[Any], backend: str, dynamic: bool | None, gradients: bool) -> bool:
     try:
         _check_call(fn, torch.compile(fn, backend=backend, dynamic=dynamic), inputs, gradients, False)
-    except Mismatch:
+    except Exception:
         return True
     return False
 

@@ -85,8 +85,9 @@ def _expanded(shape: Sequence[int], fill: Fill) -> Tensor:
 
 
 def _channels_last(shape: Sequence[int], fill: Fill) -> Tensor:
+    """Only where no size is 1: else PyTorch's fake tensors take the format for another one."""
     out = fill(shape)
-    return out.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else out
+    return out.contiguous(memory_format=torch.channels_last) if len(shape) == 4 and min(shape) > 1 else out
 
 
 LAYOUTS: Mapping[str, Callable[[Sequence[int], Fill], Tensor]] = {

@@ -288,7 +288,7 @@ class Grouping:
             return None
         dim = normal_dim(dim, len(place))  # type: ignore[arg-type]
         shape, wanted = list(shape_of(source)), list(shape_of(index))  # type: ignore[arg-type]
-        if wanted[dim] != 1 or shape[:dim] + shape[dim + 1 :] != wanted[:dim] + wanted[dim + 1 :]:
+        if len(wanted) != len(shape) or wanted[dim] != 1 or shape[:dim] + shape[dim + 1 :] != wanted[:dim] + wanted[dim + 1 :]:
             return None
         result = tuple(() if d == dim else p for d, p in enumerate(place))
         if axes_of(result) != frozenset(space.axes) - space.reduced:
