@@ -108,6 +108,9 @@ class Lowering:
         written = []
         for number, node in enumerate(self.outputs):
             place = self.domain.places[node.name]
+            digits = [expr for dim in place for expr, _ in dim]
+            if len(digits) != len(set(digits)):
+                raise UnsupportedOp(f"{node.name} lies on one axis in two dimensions")
             value = self.value(node, place)
             self.e.builder.origin = node.name
             buffer = Buffer(f"out{number}", dtype_of(node), written=True)

@@ -51,8 +51,13 @@ class Space:
                 self.axes.setdefault(symbol, size)  # type: ignore[arg-type]
 
     def covers(self, place: Sequence[Dim]) -> bool:
-        """Whether a value varies along all axes, or along exactly those that are not reduced."""
+        """Whether a value varies along all axes, or along exactly those that are not reduced, each in one dim only.
+
+        The last matters: ``x[:, None] + x[None, :]`` would put both dims on one axis and compute the diagonal alone.
+        """
         used = axes_of(place)
+        if sum(map(len, place)) != len(used):
+            return False
         everything = frozenset(self.axes)
         return used == everything or (self.reduced is not None and used == everything - self.reduced)
 
