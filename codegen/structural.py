@@ -1,4 +1,4 @@
-"""Operators that build, join or select elements: generators, cat, padding, gathers, scatters of slices, random numbers."""
+"""Operators that build, join or select elements: generators, cat, padding, gathers, slice scatters, random numbers."""
 
 from __future__ import annotations
 
@@ -174,6 +174,8 @@ def _index(low: Lowering, node: Node, dims: Dims) -> int:
     used = [d for d, i in enumerate(indices) if i is not None]
     if any(dtype_of(indices[d]) in (torch.bool, torch.uint8) for d in used):
         raise UnsupportedOp("indexing by a mask")
+    if not all(_is_row_major(indices[d]) for d in used):
+        raise UnsupportedOp("indexing by a tensor whose layout eager passes on to the result")
     rank = max(len(shape_of(indices[d])) for d in used)
     adjacent = used == list(range(used[0], used[0] + len(used)))
     first = used[0] if adjacent else 0
@@ -188,6 +190,15 @@ def _index(low: Lowering, node: Node, dims: Dims) -> int:
         else:
             place.append(next(rest))
     return low.value(source, place)  # type: ignore[arg-type]
+
+
+def _is_row_major(node: Node) -> bool:
+    expected = sympy.S.One
+    for size, stride in zip(reversed(shape_of(node)), reversed(strides_of(node.meta["val"]))):
+        if size != 1 and sympy.expand(stride - expected) != 0:
+            return False
+        expected = expected * size
+    return True
 
 
 @_structural(aten.select_scatter.default)

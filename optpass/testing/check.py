@@ -221,7 +221,7 @@ def _compare_values(name: str, got: Any, eager: Any, exactly: Any, runs: list[An
     allowed = SLACK * spread + 4 * torch.finfo(eager.dtype).eps * eager64.abs().nan_to_num(0, 0, 0)
     close = _distance(got64, eager64) <= allowed
     close |= _distance(got64, reference) <= torch.maximum(allowed, 2 * _distance(eager64, reference))
-    _raise_unless(close, name, got, eager, f", float64 gives {{}}, allowed error {{}}", reference, allowed)
+    _raise_unless(close, name, got, eager, ", float64 gives {}, allowed error {}", reference, allowed)
 
 
 def _distance(a: Tensor, b: Tensor) -> Tensor:

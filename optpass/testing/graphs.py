@@ -112,7 +112,7 @@ def _names(line: str) -> set[str]:
 def programs(
     draw: st.DrawFn,
     max_lines: int = 10,
-    groups: Sequence[str] = tuple(GROUPS),
+    groups: Sequence[str] = tuple(g for g in GROUPS if g != "rounded"),
     mutations: bool = True,
     gradients: bool = True,
     floats: Sequence[torch.dtype] = FLOATS,

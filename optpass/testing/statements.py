@@ -26,15 +26,8 @@ SOURCES = [
 
 GROUPS = {
     "pointwise": [
-        *[f"{{f}}.{name}()" for name in (
-            "sin cos exp exp2 expm1 tanh sigmoid erf erfc sqrt rsqrt log log2 log10 log1p tan asin acos atan sinh cosh "
-            "asinh acosh atanh reciprocal frac relu neg abs floor ceil trunc round sign square isnan isinf isfinite "
-            "signbit deg2rad"
-        ).split()],
-        *[f"F.{name}({{f}})" for name in (
-            "gelu silu elu selu celu leaky_relu hardshrink softshrink softplus mish logsigmoid tanhshrink "
-            "softsign"
-        ).split()],
+        *[f"{{f}}.{name}()" for name in ["sin", "cos", "exp", "exp2", "expm1", "tanh", "sigmoid", "erf", "erfc", "sqrt", "rsqrt", "log", "log2", "log10", "log1p", "tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "reciprocal", "frac", "relu", "neg", "abs", "floor", "ceil", "trunc", "round", "sign", "square", "isnan", "isinf", "isfinite", "signbit", "deg2rad"]],
+        *[f"F.{name}({{f}})" for name in ["gelu", "silu", "elu", "selu", "celu", "leaky_relu", "hardshrink", "softshrink", "softplus", "mish", "logsigmoid", "tanhshrink", "softsign"]],
         "F.gelu({f}, approximate='tanh')",
         "{a} + {x}", "{a} - {x}", "{a} * {x}", "{a} + {x}", "{a} * {x}", "{f} / {x}", "{a} / {n}",
         "{a} + {k}", "{a} * {k}", "{k} - {a}", "{n} / {f}", "torch.add({a}, {x}, alpha=2)", "torch.sub({f}, {x}, alpha=0.5)",
@@ -53,6 +46,13 @@ GROUPS = {
         "{f}.nan_to_num()", "{a}.clone()", "{a}.detach()", "{f}.heaviside({y})",
         "torch.threshold({f}, 0.1, 2.0)", "F.prelu({f}, {f}.new_full((1,), 0.3))",
         "{f}.float()", "{a}.double()", "{f}.bfloat16().float()",
+    ],
+    # Rounded in the same places by eager and by kernels that keep its rounding points.
+    "rounded": [
+        "{f} + {y}", "{f} - {y}", "{f} * {y}", "{f} / {y}", "{f} + {k}", "{f} * {k}", "{f}.neg()", "{f}.abs()", "{f}.relu()",
+        "{f}.sqrt()", "{f}.square()", "{f}.reciprocal()", "{f}.float()", "torch.maximum({f}, {y})", "{f}.clamp(-1, 2)",
+        "torch.where({f} > {y}, {f}, {y})", "{f}.floor()", "{f}.round()", "{f}.bfloat16()", "{f} > {k}", "{f}.t()",
+        "{f}.unsqueeze({d})", "{f}.flip({d})", "torch.cat([{f}, {y}], {d})",
     ],
     "view": [
         "{a}.reshape(-1)", "{a}.reshape(-1, {last})", "{a}.reshape({zero}, -1)", "{a}.reshape(*{a}.shape[:-1], {half}, -1)",
