@@ -1,4 +1,4 @@
-"""A typed front of `ir.Builder`: arithmetic on value numbers with the casts and roundings that ATen's semantics ask for."""
+"""A typed front of `ir.Builder`: arithmetic on value numbers with the casts and roundings that ATen asks for."""
 
 from __future__ import annotations
 

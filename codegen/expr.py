@@ -14,7 +14,18 @@ from sympy import Expr, Integer, Symbol
 
 from optpass.torch_private import FloorDiv, Mod
 
-__all__ = ["Expr", "Integer", "Symbol", "axis_symbol", "coefficients", "floor_div", "is_axis", "is_value", "mod", "value_symbol"]
+__all__ = [
+    "Expr",
+    "Integer",
+    "Symbol",
+    "axis_symbol",
+    "coefficients",
+    "floor_div",
+    "is_axis",
+    "is_value",
+    "mod",
+    "value_symbol",
+]
 
 
 def axis_symbol(name: str) -> Symbol:

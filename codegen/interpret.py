@@ -153,7 +153,10 @@ def _evaluate(e: Expr, env: Mapping[Symbol, Tensor | int]):
 
 _UNARY = {
     op: getattr(torch, op)
-    for op in ["neg", "abs", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc", "isnan", "isinf", "signbit"]
+    for op in (
+        "neg abs sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
+        "asinh acosh atanh erf erfc floor ceil trunc isnan isinf signbit"
+    ).split()
 } | {"rint": torch.round, "not": lambda x: ~x}
 
 _BINARY = {
@@ -216,7 +219,7 @@ def _reduce(op: str, x: Tensor, dims: tuple[int, ...], dtype: torch.dtype):
 
 
 def philox_uniform(seed: Tensor, counter: Tensor) -> Tensor:
-    """First word of Philox-4x32-10 as a float32 in [0, 1); Salmon et al., "Parallel random numbers: as easy as 1, 2, 3"."""
+    """First word of Philox-4x32-10 as a float32 in [0, 1); Salmon et al. 2011, "as easy as 1, 2, 3"."""
     low = 0xFFFFFFFF
     seed, counter = torch.broadcast_tensors(seed, counter)
     k0, k1 = seed & low, (seed >> 32) & low

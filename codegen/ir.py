@@ -25,7 +25,14 @@ import torch
 from optpass.codegen.expr import Expr, Symbol, is_axis, is_value
 
 NARROW_FLOATS = frozenset(
-    {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz}
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
+    }
 )
 
 #: Pointwise operations and their arity. Semantics, where the name does not say it all:
@@ -38,16 +45,23 @@ NARROW_FLOATS = frozenset(
 #: - ``cast`` converts numerically to the instruction's dtype (float→int truncates, →bool is != 0, int→int wraps);
 #: - ``round`` see the number model; ``rand(seed, counter)`` is the first of Philox-4x32-10's four words as a float32 in
 #:   [0, 1) (24 bits), key = seed (int64), counter = low and high word of the int64 counter, then 0, 0;
-#: - ``check_index(i)`` with attr (size expression, wrap: bool, message: str): returns i, plus size where wrap and i < 0;
+#: - ``check_index(i)`` with attr (size expression, wrap: bool, message: str): i, or i + size where wrap and i < 0;
 #:   outside [0, size) the kernel reports an IndexError where the target can (C++: yes, GPU: device assertion);
 #: - ``bitcast`` reinterprets the bits of a value in its own dtype as the instruction's dtype of equal width.
 OPS: dict[str, int] = {
     **dict.fromkeys(
-        ["neg", "abs", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "floor", "ceil", "trunc", "rint", "not", "isnan", "isinf", "signbit", "cast", "round", "check_index", "bitcast"],
+        (
+            "neg abs sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh "
+            "tanh asinh acosh atanh erf erfc floor ceil trunc rint not isnan isinf signbit cast round "
+            "check_index bitcast"
+        ).split(),
         1,
     ),
     **dict.fromkeys(
-        ["add", "sub", "mul", "div", "idiv", "imod", "tdiv", "fmod", "pow", "atan2", "copysign", "maximum", "minimum", "and", "or", "xor", "shl", "shr", "lt", "le", "gt", "ge", "eq", "ne", "rand"],
+        (
+            "add sub mul div idiv imod tdiv fmod pow atan2 copysign maximum minimum and or xor shl shr lt "
+            "le gt ge eq ne rand"
+        ).split(),
         2,
     ),
     "where": 3,

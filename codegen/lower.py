@@ -120,7 +120,9 @@ class Lowering:
         body, old = live(self.e.builder.body)
         loaded = {ins.buffer for ins in body if isinstance(ins, Load)}
         inputs = [n for n in self.used if self.buffer_name(n) in loaded]
-        scalars = [n for n in self.scalars if any(isinstance(i, Scalar) and i.name == self.scalar_name(n) for i in body)]
+        scalars = [
+            n for n in self.scalars if any(isinstance(i, Scalar) and i.name == self.scalar_name(n) for i in body)
+        ]
         kernel = Kernel(
             name=name,
             rows=self.domain.rows,
@@ -210,7 +212,9 @@ class Lowering:
         declared = {a.name: a.type for a in node.target._schema.arguments}  # type: ignore[union-attr]
         values: dict[str, object] = {}
         for name, arg in [*zip(names, node.args), *node.kwargs.items()]:
-            is_number = not is_tensor(arg) and "str" not in str(declared[name]) and name not in ("alpha", "value", "exponent")
+            is_number = (
+                not is_tensor(arg) and "str" not in str(declared[name]) and name not in ("alpha", "value", "exponent")
+            )
             if arg is None or not (is_tensor(arg) or is_number):
                 values[name] = arg
             elif rule.promote == "result":
@@ -245,7 +249,7 @@ class Lowering:
         return self.e.cast(value, dtype)
 
     def cast(self, node: Node, dims: Dims) -> int:
-        """A conversion that the user (or a decomposition) wrote: it always rounds, on the way in and out of narrow dtypes."""
+        """A conversion that the user or a decomposition wrote: it always rounds, into narrow dtypes and out of them."""
         source: Node = node.args[0]  # type: ignore[assignment]
         value, before, after = self.value(source, dims), dtype_of(source), dtype_of(node)
         if before == after:
@@ -299,5 +303,3 @@ def _scalar_dtype(node: Node) -> torch.dtype:
     if isinstance(kind, bool | torch.SymBool):
         return torch.bool
     return torch.float64 if isinstance(kind, float | torch.SymFloat) else torch.int64
-
-

@@ -31,7 +31,7 @@ def _(device: torch.device) -> Tensor:
 
 @torch.library.custom_op("optpass::philox_uniform", mutates_args=())
 def philox_uniform(size: Sequence[int], seed: Tensor, stream: int) -> Tensor:
-    """Uniform float32 numbers in [0, 1) of shape ``size`` (contiguous), number ``i`` from counter ``stream·2⁴⁰ + i``."""
+    """Uniform float32 in [0, 1) of shape ``size``, contiguous; number ``i`` has counter ``stream·2⁴⁰ + i``."""
     count = torch.arange(_numel(size), device=seed.device) + stream * STREAM_SPACING
     return _uniform(seed, count).view(tuple(size))
 

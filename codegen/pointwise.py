@@ -47,7 +47,10 @@ def _plain(name: str, *overloads: object, promote: str = "result", cost: int = 1
     rule(*overloads, promote=promote, cost=cost)(lambda e, *args: e.op(name, *args))
 
 
-for _name in ["exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "sqrt", "rsqrt"]:
+for _name in (
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf "
+    "erfc sqrt rsqrt"
+).split():
     _plain(_name, getattr(aten, _name).default, cost=4 if "sqrt" in _name else 10)
 for _name in ("neg", "abs"):
     _plain(_name, getattr(aten, _name).default)
@@ -204,7 +207,7 @@ def _clamp_max(e: Emitter, a: int, high: int) -> int:
 
 @rule(aten.relu.default)
 def _relu(e: Emitter, a: int) -> int:
-    """NaN passes; -0.0 stays on the CPU (x < 0 ? 0 : x) and becomes 0.0 on a GPU (the larger of x and 0), as in eager."""
+    """NaN passes; -0.0 stays on the CPU (x < 0 ? 0 : x) and becomes 0.0 on a GPU (the larger of x, 0), as eager's."""
     zero = e.like(0, a)
     if e.device == "cpu":
         return e.where(e.test("lt", a, zero), zero, a)

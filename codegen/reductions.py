@@ -52,7 +52,9 @@ def _reduction(*overloads: object, dim: int = 1, keepdim: int = 2):
     def register(fn):
         for overload in overloads:
             _SIGNATURES[overload] = (dim, keepdim)
-            REDUCTIONS[overload] = lambda low, node, dims, field, fn=fn: fn(low, node, _input_place(low, node, dims), field)
+            REDUCTIONS[overload] = lambda low, node, dims, field, fn=fn: fn(
+                low, node, _input_place(low, node, dims), field
+            )
         return fn
 
     return register
@@ -180,7 +182,7 @@ for _op in ("any", "all"):
 
 
 def _variance(low: Lowering, node: Node, place: Dims) -> tuple[int, int]:
-    """Variance and mean. A row that stays on chip is read twice (exact two-pass form), a longer one folds by Welford."""
+    """Variance and mean. A row that stays on chip is read twice (two-pass form), a longer one folds by Welford."""
     e, source = low.e, node.args[0]
     value = e.cast(low.value(source, place), widened(dtype_of(source)))  # type: ignore[arg-type]
     if e.dtype(value) not in (torch.float32, torch.float64):

@@ -10,8 +10,11 @@ from optpass.codegen.ir import Scalar
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One kernel call: ``buffers`` name, for each of the kernel's buffers in order, a parameter or scratch buffer of the
-    segment; sizes are passed by symbol; ``scalars`` name the segment's scalars in the kernel's order."""
+    """One kernel call.
+
+    ``buffers`` name, for each of the kernel's buffers in order, a parameter or scratch buffer of the segment; sizes are
+    passed by symbol; ``scalars`` name the segment's scalars in the kernel's order.
+    """
 
     kernel: str
     buffers: tuple[str, ...]

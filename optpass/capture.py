@@ -47,9 +47,9 @@ def normalise(gm: GraphModule, inputs: Sequence[object]) -> GraphModule:
     try:
         fakes = [_fake(x, context) for x in inputs]
         with context.fake_mode, preserve_node_meta():
-            traced = make_fx(
-                Interpreter(gm).run, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True
-            )(*fakes)
+            traced = make_fx(Interpreter(gm).run, pre_dispatch=True, tracing_mode="real", _allow_non_fake_inputs=True)(
+                *fakes
+            )
     except Exception as error:
         raise CaptureError(f"the graph could not be traced before autograd: {error}") from error
     if traced.graph.find_nodes(op="get_attr"):

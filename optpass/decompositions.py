@@ -20,7 +20,8 @@ aten = torch.ops.aten
 
 _FROM_TORCH = [
     aten._log_softmax, aten._log_softmax_backward_data, aten._softmax, aten._softmax_backward_data, aten._safe_softmax,
-    aten.logsumexp, aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.logaddexp, aten.logit, aten.logit_backward,
+    aten.logsumexp, aten.log_sigmoid_forward, aten.log_sigmoid_backward, aten.logaddexp, aten.logit,
+    aten.logit_backward,
     aten.native_layer_norm, aten.native_layer_norm_backward, aten.native_group_norm, aten.native_group_norm_backward,
     aten._fused_rms_norm, aten._fused_rms_norm_backward,
     aten.native_batch_norm, aten.native_batch_norm_backward, aten._native_batch_norm_legit,
@@ -94,9 +95,7 @@ def nll_loss_backward(
     return torch.where(hit, value, 0.0).to(self.dtype)
 
 
-def elu_backward(
-    grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor
-) -> Tensor:
+def elu_backward(grad: Tensor, alpha: float, scale: float, input_scale: float, is_result: bool, x: Tensor) -> Tensor:
     """PyTorch's own rewriting lets the gradient of a NaN pass; eager's vectors make it NaN."""
     slope = alpha * scale
     inner = x + slope if is_result else slope * torch.exp(x * input_scale)

@@ -40,7 +40,7 @@ class Runtime(Protocol):
         ...
 
     def load_stored(self, key: str | None, make: Callable[[], GraphModule], report: GraphReport) -> Call:
-        """The same for the graph that ``make`` gives, unless the store has a plan under ``key``: then that is loaded."""
+        """The same for the graph that ``make`` gives, unless the store has a plan for ``key``: then that is loaded."""
         ...
 
 

@@ -45,7 +45,7 @@ def graph_key(gm: GraphModule, options: Options, target: Target, compiler: str) 
 
 
 class Memo:
-    """A fact about a graph of Dynamo's, remembered on disk: it holds once `set`, for the same graph, inputs and passes."""
+    """A fact about a graph of Dynamo's, remembered on disk once `set`, for the same graph, inputs and passes."""
 
     def __init__(self, fact: str, gm: GraphModule, inputs: Sequence[Any], options: Options) -> None:
         kinds = "; ".join(describe(x) for x in inputs)

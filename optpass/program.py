@@ -1,4 +1,4 @@
-"""The final graph as straight-line Python: one line per library call or kernel launch, values freed after their last use.
+"""The final graph as straight-line Python: one line per library call or kernel launch, values freed when last used.
 
 The text is what runs and what a dump shows. It refers to operators by name, so it can be kept on disk; a graph that
 holds live objects (sub-graphs of higher-order operators, tensor constants) still runs, but is not kept.
@@ -46,7 +46,7 @@ class Program:
         objects: live objects that the text refers to; a program with any is not kept on disk.
         kernels: the distinct kernels, named ``k0_…``.
         segments: entry points of the kernels, on a target that calls them in runs; empty on others.
-        records: for the report, each call of a kernel with what was fused into it and the memory traffic that saved.
+        records: for the report, each call of a kernel: what was fused into it and the memory traffic that saved.
     """
 
     text: str
@@ -72,7 +72,7 @@ class _Line:
 
 @dataclass
 class _FusedCall:
-    """One call of a fused module: its kernel, the arguments bound to its buffers, and the nodes that hold its results."""
+    """One call of a fused module: its kernel, the arguments bound to its buffers, the nodes of its results."""
 
     node: Node
     lowered: Lowered
@@ -248,7 +248,7 @@ class _Emitter:
         return out
 
     def _result(self, call: _FusedCall, k: int) -> str:
-        pick, value = call.results[k]
+        pick, _ = call.results[k]
         if pick is None:
             raise UnsupportedOp(f"result {k} of {call.node.name} is stored but read by no one")
         return pick.name
@@ -341,7 +341,11 @@ class _Emitter:
         a, b = node.meta.get("val"), source.meta.get("val")
         if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor) or storage_id(a) != storage_id(b):
             return None
-        plain = a.dtype == b.dtype and a.layout == torch.strided and not (a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg())
+        plain = (
+            a.dtype == b.dtype
+            and a.layout == torch.strided
+            and not (a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg())
+        )
         return source if plain and type(b).__name__ == "FakeTensor" else None
 
     def _hold_strides(self, node: Node) -> None:
@@ -394,7 +398,9 @@ class _Emitter:
 
     def _alias(self, dotted: str) -> str:
         """A module-level short name for an operator, so that a call costs no attribute look-ups."""
-        return self.aliases.setdefault(dotted, "op_" + dotted.removeprefix("torch.ops.").replace(".", "_").replace("::", "_"))
+        return self.aliases.setdefault(
+            dotted, "op_" + dotted.removeprefix("torch.ops.").replace(".", "_").replace("::", "_")
+        )
 
     def _object(self, value: object) -> str:
         name = f"object_{len(self.objects)}"
@@ -490,8 +496,21 @@ def _hint(kernel: Kernel) -> str:
     seen: dict[str, None] = {}
     for ins in kernel.body:
         name = getattr(ins, "op", None)
-        if name in ("sum", "max", "min", "argmax", "argmin", "prod", "any", "all", "welford", "exp", "erf", "tanh", "rsqrt", "rand"):
+        if name in (
+            "sum",
+            "max",
+            "min",
+            "argmax",
+            "argmin",
+            "prod",
+            "any",
+            "all",
+            "welford",
+            "exp",
+            "erf",
+            "tanh",
+            "rsqrt",
+            "rand",
+        ):
             seen.setdefault(name)
     return "_".join(list(seen)[:4]) or ("reduce" if kernel.cols else "pointwise")
-
-

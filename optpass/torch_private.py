@@ -130,9 +130,7 @@ def current_raw_stream(device: int) -> int:
 current_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", current_raw_stream)
 
 
-def reinterpret(
-    tensor: torch.Tensor, size: tuple[int, ...], strides: tuple[int, ...], offset: int
-) -> torch.Tensor:
+def reinterpret(tensor: torch.Tensor, size: tuple[int, ...], strides: tuple[int, ...], offset: int) -> torch.Tensor:
     """Another header over a tensor's memory, ``offset`` elements further on, without a view relation for autograd."""
     fresh = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     return fresh.set_(tensor.untyped_storage(), tensor.storage_offset() + offset, size, strides)

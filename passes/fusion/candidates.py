@@ -71,12 +71,16 @@ def refusal(node: Node, target: Target) -> str | None:
 def has_doubtful_strides(node: Node) -> bool:
     """Whether a node that makes new memory was traced with overlapping strides: some fake kernels copy an expanded
     operand's strides (`slice_scatter` in torch 2.11), where the operator's result is dense. Only ATen knows which."""
-    return node.op == "call_function" and any(
-        isinstance(n, int) and n > 1 and isinstance(s, int) and s == 0
-        for t in tensors(node.meta.get("val"))
-        if t.layout == torch.strided
-        for n, s in zip(t.shape, t.stride())
-    ) and not is_alias(node)
+    return (
+        node.op == "call_function"
+        and any(
+            isinstance(n, int) and n > 1 and isinstance(s, int) and s == 0
+            for t in tensors(node.meta.get("val"))
+            if t.layout == torch.strided
+            for n, s in zip(t.shape, t.stride())
+        )
+        and not is_alias(node)
+    )
 
 
 def is_dense(t: torch.Tensor) -> bool:
@@ -162,7 +166,7 @@ def _all_larger(node: Node, users: list[Node]) -> bool:
 
 
 def _moves(node: Node) -> bool:
-    """Whether the only user reads the value at other positions: through a lossy view, cat, pad or a scatter of slices."""
+    """Whether the only user reads the value at other positions: a lossy view, cat, pad or a scatter of slices."""
     (user,) = node.users
     if views.is_view(user):
         return not views.is_bijective(user) and len(user.users) == 1

@@ -51,7 +51,9 @@ class FuseRegions(Pass):
         if kept:
             rebuild(gm, kept, order)
 
-    def _regions(self, gm: GraphModule, ctx: PassContext, refused: dict[Node, str], order: dict[Node, int]) -> list[Region]:
+    def _regions(
+        self, gm: GraphModule, ctx: PassContext, refused: dict[Node, str], order: dict[Node, int]
+    ) -> list[Region]:
         """Grouping and lowering until every group lowers; nodes that cannot are taken out and their reason kept."""
         alone: set[Node] = set()
         while True:
@@ -74,7 +76,7 @@ class FuseRegions(Pass):
         )
         return region
 
-    def _isolate(self, group, grouping, ctx, order, refused, alone, reason: str) -> None:  # noqa: ANN001
+    def _isolate(self, group, grouping, ctx, order, refused, alone, reason: str) -> None:
         """Finds the nodes of a failed group that have no kernel of their own; if all have, they stay apart."""
         guilty = False
         for node in group.nodes:

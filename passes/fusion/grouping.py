@@ -187,7 +187,7 @@ class Grouping:
         return True
 
     def _worthwhile(self, node: Node, group: Group, space: Space) -> bool:
-        """A reduction over outer axes joins its producers only if they are read nowhere else: walking columns is slow."""
+        """A reduction over outer axes joins its producers only if nothing else reads them: walking columns is slow."""
         if not is_reduction(node) or group.space.reduced is not None:
             return True
         place = space.places[f"{node.name}.input"]
@@ -288,7 +288,11 @@ class Grouping:
             return None
         dim = normal_dim(dim, len(place))  # type: ignore[arg-type]
         shape, wanted = list(shape_of(source)), list(shape_of(index))  # type: ignore[arg-type]
-        if len(wanted) != len(shape) or wanted[dim] != 1 or shape[:dim] + shape[dim + 1 :] != wanted[:dim] + wanted[dim + 1 :]:
+        if (
+            len(wanted) != len(shape)
+            or wanted[dim] != 1
+            or shape[:dim] + shape[dim + 1 :] != wanted[:dim] + wanted[dim + 1 :]
+        ):
             return None
         result = tuple(() if d == dim else p for d, p in enumerate(place))
         if axes_of(result) != frozenset(space.axes) - space.reduced:
@@ -320,7 +324,7 @@ class Grouping:
         return None if out is None else list(out)
 
     def _settle(self, argument: Node, dims: Sequence[Dim], space: Space) -> None:
-        """Splits axes where reshapes between an argument and the memory behind it cut them, so that no index divides."""
+        """Splits axes where reshapes between an argument and its memory cut them, so that no index divides."""
         while views.is_view(argument):
             source = views.viewed(argument)
             if argument.target in views.RESHAPES:
@@ -373,7 +377,7 @@ class Grouping:
         return [g for g in others if g is not group and not self._is_closed(g)]
 
     def _may_merge(self, group: Group, other: Group, merged: list[Group]) -> bool:
-        """Whether neither group depends on the other: what one reads of the other from memory cannot stay a register."""
+        """Whether neither group depends on the other: what one reads of the other from memory is no register."""
         both = [group, *merged, other]
         bits = sum(1 << g.number for g in both)
         return not any(self.above[g.number] & bits for g in both)
@@ -458,5 +462,3 @@ def _agree(places: list[list[Dim | None]], shape: Sequence) -> list[Dim | None] 
                 return None
             out[d] = dim
     return out
-
-

@@ -230,4 +230,3 @@ def _after(node: Node, below: dict[int, set[int]]) -> set[int]:
         more = {k for k, inputs in below.items() if k not in out and inputs & out}
         out, grew = out | more, bool(more)
     return out
-

@@ -91,7 +91,7 @@ class Space:
         return None
 
     def _cut(self, place: Sequence[Dim]) -> tuple[Symbol, Expr] | tuple[()] | None:
-        """The first axis that a place divides, with the inner size; () if it cannot be cut there; None if all are whole.
+        """The first axis that a place divides, with the inner size; () if it cannot be cut; None if all are whole.
 
         An axis may walk only part of the dimension that it indexes (a slice), so that its own size decides.
         """
@@ -172,5 +172,3 @@ def renamed(space: Space) -> tuple[dict[Symbol, Symbol], list[Symbol], list[Symb
     names = {s: axis_symbol(f"r{i}") for i, s in enumerate(rows)}
     names |= {s: axis_symbol(f"c{i}") for i, s in enumerate(cols)}
     return names, rows, cols
-
-
