@@ -24,6 +24,12 @@ class InterpretedRuntime:
         self.target = dataclasses.replace(target("sm_90"), device="cpu")
         self.launched = 0
 
+    def compiler(self) -> str:
+        return "interpreter"
+
+    def load_stored(self, key, make, report):
+        return self.load(make(), report)
+
     def load(self, gm, report):
         program = build_program(gm, segmented=False, compiled=True)
         return bind(program, {f"launch_{k.name}": self.launcher(k) for k in program.kernels})
