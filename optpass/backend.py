@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch.fx import GraphModule
 
 from optpass import decompositions
@@ -124,8 +124,12 @@ class Compilation:
         outputs = Outputs.of(gm.graph)
         call = self._build(gm, ctx)
         ctx.report.add_time("total", (time.perf_counter() - start) * 1e3)
+        if ctx.dump is not None:
+            for name, text in ctx.report.texts.items():
+                ctx.dump.write(f"900_{name}", text)
+            ctx.dump.write_report(ctx.report)
         if self.options.report:
-            print(ctx.report, file=sys.stderr)
+            Console(stderr=True).print(ctx.report)
         return checked_once(call, outputs, self.options)
 
     def _build(self, gm: GraphModule, ctx: PassContext) -> Callable[[list[Any]], Sequence[Any]]:

@@ -63,6 +63,7 @@ class CpuRuntime:
 
         def build(program: Program) -> dict[str, Callable]:
             module = build_module(program.kernels, program.segments, Store.default())
+            report.texts["kernels.cpp"] = module.source
             return {s.name: module.entry(s.name) for s in program.segments}
 
         program, entries = _build_what_builds(gm, report, build, segmented=True)
@@ -117,6 +118,7 @@ class CudaRuntime:
 
         def build(program: Program) -> dict[str, Callable]:
             launchers = build_kernels(program.kernels, self.target, Store.default())
+            report.texts["kernels.py"] = "\n\n".join(each.source.text for each in launchers.values())
             return {f"launch_{name}": launcher.launch for name, launcher in launchers.items()}
 
         program, entries = _build_what_builds(gm, report, build, segmented=False)
@@ -196,6 +198,8 @@ def _build_what_builds(
             continue
         report.add_time("compile kernels", (time.perf_counter() - start) * 1e3)
         report.kernels += program.records
+        report.texts["program.py"] = program.text
+        report.texts["kernels.txt"] = "\n\n".join(map(str, program.kernels)) + "\n"
         report.fallbacks += [Fallback(kernel.name, reason) for kernel, reason in refused.items()]
         return program, entries
 

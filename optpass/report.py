@@ -91,7 +91,10 @@ class KernelRecord:
 
 @dataclass(slots=True)
 class GraphReport:
-    """What happened to one graph (`forward`, `backward`, `inference`, …) of a compilation."""
+    """What happened to one graph (`forward`, `backward`, `inference`, …) of a compilation.
+
+    `texts` holds what was made, by file name: the program, the kernels' IR and their source.
+    """
 
     name: str
     passes: list[PassRecord] = field(default_factory=list)
@@ -100,13 +103,17 @@ class GraphReport:
     fallbacks: list[Fallback] = field(default_factory=list)
     kernels: list[KernelRecord] = field(default_factory=list)
     timings_ms: dict[str, float] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict, repr=False)
 
     def add_time(self, phase: str, milliseconds: float) -> None:
         """Add to the time of a phase that is no pass: `capture`, `partition`, `lower`, `build`, …"""
         self.timings_ms[phase] = self.timings_ms.get(phase, 0.0) + milliseconds
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain lists, dicts, numbers and strings, without the texts."""
+        plain = asdict(self)
+        del plain["texts"]
+        return plain
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Take over what an earlier process recorded of the same graph, as `to_dict` gave it; times stay this one's."""
@@ -188,7 +195,7 @@ class CompileReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, dicts, numbers and strings, ready for JSON."""
-        return asdict(self)
+        return {"graphs": [graph.to_dict() for graph in self.graphs]}
 
     def __rich__(self) -> Group:
         return Group(*self.graphs)
