@@ -29,8 +29,9 @@ INLINE To bits_as(From from) {
 
 // ---- integers: everything wraps at its width, quotients round to minus infinity ----
 
-template <typename T> INLINE T min_int(T a, T b) { return a < b ? a : b; }
-template <typename T> INLINE T max_int(T a, T b) { return a > b ? a : b; }
+// Index expressions mix int literals with 64-bit sizes.
+template <typename A, typename B> INLINE auto min_int(A a, B b) -> decltype(a + b) { return a < b ? a : b; }
+template <typename A, typename B> INLINE auto max_int(A a, B b) -> decltype(a + b) { return a > b ? a : b; }
 
 // The divisor -1 is taken apart because the machine traps on the least integer divided by it.
 template <typename T> INLINE bool is_minus_one(T b) { return T(-1) < T(0) && b == T(-1); }
