@@ -11,11 +11,19 @@ from torch.fx import Node
 
 from optpass.codegen.expr import Expr
 from optpass.errors import UnsupportedOp
+from optpass.torch_private import statically_known_true
 
 
 def to_expr(value: int | torch.SymInt) -> Expr:
-    """An int or SymInt as a sympy expression."""
-    return value.node.expr if isinstance(value, torch.SymInt) else sympy.Integer(value)
+    """An int or SymInt as a sympy expression.
+
+    A compound expression that tracing has found to be 1 says 1 (``(s0 + 2)//3`` where that was broadcast): index maps
+    compare sizes with 1.
+    """
+    if not isinstance(value, torch.SymInt):
+        return sympy.Integer(value)
+    expr = value.node.expr
+    return sympy.S.One if not expr.is_Atom and statically_known_true(value == 1) else expr
 
 
 def value_of(node: Node) -> object:
