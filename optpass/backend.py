@@ -18,7 +18,7 @@ from optpass import decompositions
 from optpass.capture import normalise, why_not_normalise
 from optpass.contract import Outputs, checked_once
 from optpass.dump import open_dump
-from optpass.errors import CaptureError, CompilerMissing
+from optpass.errors import CaptureError, CompilerMissing, OptpassWarning
 from optpass.execute import Runtime, reference, runtime_for
 from optpass.options import Options
 from optpass.passes.base import PassContext, Stage
@@ -133,8 +133,9 @@ class Compilation:
         return checked_once(call, outputs, self.options)
 
     def _build(self, gm: GraphModule, ctx: PassContext) -> Callable[[list[Any]], Sequence[Any]]:
-        """The graph's function: kernels where they build, else operator by operator."""
+        """The graph's function: kernels where they build, else operator by operator, with a warning that says why."""
 
+        @functools.cache
         def make() -> GraphModule:
             return run_stage(Stage.FUSION, run_stage(Stage.TENSOR, gm, ctx), ctx)
 
@@ -145,6 +146,11 @@ class Compilation:
                 return runtime.load_stored(key, make, ctx.report)
             except CompilerMissing as error:
                 _warn_once(f"optpass: {error}; graphs run operator by operator (reference execution)")
+            except Exception as error:  # whatever is wrong with our code generation, the user's run goes on
+                if self.options.verify == "strict":
+                    raise
+                log.exception("optpass: code generation failed")
+                _warn_once(f"optpass: code generation failed, a graph runs operator by operator: {error}")
         return reference(make())
 
     def _runtime(self, device: torch.device) -> Runtime:
@@ -165,4 +171,4 @@ class Compilation:
 
 @functools.cache
 def _warn_once(message: str) -> None:
-    warnings.warn(message, stacklevel=3)
+    warnings.warn(message, OptpassWarning, stacklevel=3)

@@ -22,6 +22,10 @@ class OptpassError(Exception):
         super().__init__("\n".join(parts))
 
 
+class OptpassWarning(UserWarning):
+    """optpass went on in a slower way than it should have; the message says why and what to do."""
+
+
 class ConfigError(OptpassError, ValueError):
     """An option, a mode or an environment variable has a name or a value that optpass does not know."""
 
