@@ -313,7 +313,7 @@ class _Slots:
         return self.choose([n for n, t in self.maker.values.items() if fits(t)])
 
     def operand(self, kind: str) -> str:
-        """A tensor that broadcasts with the first one: any, of its dtype (y), a mask (m), of non-negative integers (j)."""
+        """A tensor that broadcasts with the first one: any, of its dtype (y), a mask (m); or one of integers (j)."""
         first = self.first
         fits = {
             "x": lambda t: True,

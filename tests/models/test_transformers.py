@@ -42,7 +42,6 @@ def make(name: str, attention: str, **more):
     raise ValueError(name)
 
 
-
 def first(output):
     return output.logits if hasattr(output, "logits") else output.last_hidden_state
 
@@ -76,10 +75,11 @@ def compare(name: str, attention: str, dtype: torch.dtype, dynamic: bool) -> Non
     want = outputs_and_gradients(exact, exact, converted(inputs, torch.float64))
     eager = outputs_and_gradients(model, model, given)
     got = outputs_and_gradients(model, torch.compile(model, backend="optpass", dynamic=dynamic or None), given)
-    assert got.keys() == eager.keys()
+    # A parameter that the loss does not see has a gradient of zeros from AOTAutograd, and none in eager.
+    assert not any(got[k].any() for k in got.keys() - eager.keys())
     # Sums of some 64 terms in another order: eager's own error varies by sqrt(64) units of the dtype at most.
     unit = 8 * torch.finfo(dtype).eps
-    wrong = {k: (distance(got[k], want[k]), distance(eager[k], want[k])) for k in got}
+    wrong = {k: (distance(got[k], want[k]), distance(eager[k], want[k])) for k in eager}
     wrong = {k: e for k, e in wrong.items() if e[0] > max(2 * e[1], unit)}
     assert not wrong
 

@@ -83,7 +83,11 @@ def test_numeric_verification_changes_nothing(program, dynamic):
 @settings(ON_CI, max_examples=30)
 @given(
     programs(
-        groups=("rounded",), mutations=False, gradients=False, floats=(torch.bfloat16, torch.float16), integers=(torch.bool,)
+        groups=("rounded",),
+        mutations=False,
+        gradients=False,
+        floats=(torch.bfloat16, torch.float16),
+        integers=(torch.bool,),
     )
 )
 def test_eager_parity_keeps_the_bits(program):
