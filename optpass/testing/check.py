@@ -38,10 +38,11 @@ def check_program(
     """Compiles ``fn`` and checks a call of it against eager.
 
     Equal to eager must be: dtypes, shapes, strides, ``requires_grad``, which outputs and inputs share memory, and every
-    value that involves no floating-point rounding. Rounded values, of outputs, mutated inputs and gradients alike, must be as close to the float64 result as eager is, twice, or as the function's own conditioning allows:
-    within ``SLACK`` times the spread of eager runs in which each operation's result is moved by one unit in the last
-    place. A value whose runs disagree on the order of magnitude (a comparison of nearly equal numbers) is thus not held
-    against the compiler, and one that they agree on must be right to the last places.
+    value that involves no floating-point rounding. Rounded values, of outputs, mutated inputs and gradients alike, must
+    be as close to the float64 result as eager is, twice, or as the function's own conditioning allows: within ``SLACK``
+    times the spread of eager runs in which each operation's result is moved by one unit in the last place. A value on
+    which the runs disagree (a comparison of nearly equal numbers) is thus not held against the compiler, and one that
+    they agree on must be right to the last places.
 
     Args:
         fn: takes the inputs as positional arguments; returns tensors in any nesting. It draws no random numbers.

@@ -14,176 +14,39 @@ from optpass.torch_private import TorchDispatchMode, tree_map
 
 aten = torch.ops.aten
 
+
+def _operators(names: str) -> set[object]:
+    """ATen's operators of these names, as far as this version of PyTorch has them."""
+    return {getattr(aten, name) for name in names.split() if hasattr(aten, name)}
+
+
 #: Operators whose result is made of their arguments' values: nothing is rounded.
-EXACT = {
-    getattr(aten, name)
-    for name in [
-        "clone",
-        "copy",
-        "copy_",
-        "cat",
-        "stack",
-        "where",
-        "maximum",
-        "minimum",
-        "clamp",
-        "clamp_min",
-        "clamp_max",
-        "clamp_",
-        "relu",
-        "relu_",
-        "neg",
-        "neg_",
-        "abs",
-        "sign",
-        "floor",
-        "ceil",
-        "round",
-        "trunc",
-        "index",
-        "gather",
-        "embedding",
-        "index_select",
-        "max",
-        "amax",
-        "min",
-        "amin",
-        "sort",
-        "masked_fill",
-        "masked_fill_",
-        "constant_pad_nd",
-        "flip",
-        "roll",
-        "slice_scatter",
-        "select_scatter",
-        "zeros",
-        "ones",
-        "full",
-        "zeros_like",
-        "ones_like",
-        "full_like",
-        "fill_",
-        "zero_",
-        "arange",
-        "eye",
-        "tril",
-        "triu",
-        "repeat",
-        "lift_fresh",
-        "lift_fresh_copy",
-        "new_zeros",
-        "new_ones",
-        "new_full",
-        "empty",
-        "empty_like",
-        "new_empty",
-        "empty_strided",
-        "new_empty_strided",
-        "scalar_tensor",
-        "slice_backward",
-        "select_backward",
-        "threshold_backward",
-        "index_put",
-        "index_put_",
-        "scatter",
-        "scatter_",
-        "isnan",
-        "eq",
-        "ne",
-        "lt",
-        "le",
-        "gt",
-        "ge",
-        "_local_scalar_dense",
-        "detach_",
-        "resize_",
-        "set_",
-        "masked_select",
-        "bernoulli",
-        "rand",
-        "unfold_copy",
-        "value_selecting_reduction_backward",
-        "constant_pad_nd_backward",
-        "embedding_dense_backward",
-    ]
-    if hasattr(aten, name)
-}
+EXACT = _operators(
+    "clone copy copy_ cat stack where maximum minimum clamp clamp_min clamp_max clamp_ relu relu_ neg neg_ abs "
+    "sign floor ceil round trunc index gather embedding index_select max amax min amin sort masked_fill "
+    "masked_fill_ constant_pad_nd flip roll slice_scatter select_scatter zeros ones full zeros_like ones_like "
+    "full_like fill_ zero_ arange eye tril triu repeat lift_fresh lift_fresh_copy new_zeros new_ones new_full "
+    "empty empty_like new_empty empty_strided new_empty_strided scalar_tensor slice_backward select_backward "
+    "threshold_backward index_put index_put_ scatter scatter_ isnan eq ne lt le gt ge _local_scalar_dense "
+    "detach_ resize_ set_ masked_select bernoulli rand unfold_copy value_selecting_reduction_backward "
+    "constant_pad_nd_backward embedding_dense_backward"
+)
 #: Operators that round on the way to their result: what they read is disturbed too.
-COMPOUND = {
-    getattr(aten, name)
-    for name in [
-        "sum",
-        "mean",
-        "var",
-        "std",
-        "var_mean",
-        "std_mean",
-        "prod",
-        "mm",
-        "bmm",
-        "addmm",
-        "baddbmm",
-        "dot",
-        "mv",
-        "cumsum",
-        "logsumexp",
-        "_softmax",
-        "_log_softmax",
-        "native_layer_norm",
-        "native_group_norm",
-        "native_batch_norm",
-        "norm",
-        "linalg_vector_norm",
-        "convolution",
-        "embedding_dense_backward",
-        "native_layer_norm_backward",
-        "native_group_norm_backward",
-        "native_batch_norm_backward",
-        "_softmax_backward_data",
-        "nansum",
-        "_log_softmax_backward_data",
-        "addcmul",
-        "addcdiv",
-        "lerp",
-        "add",
-        "sub",
-        "rsub",
-        "gelu",
-        "gelu_backward",
-        "silu",
-        "silu_backward",
-        "mish",
-        "mish_backward",
-        "softplus",
-        "softplus_backward",
-        "elu",
-        "elu_backward",
-        "logaddexp",
-        "hypot",
-        "log_sigmoid_forward",
-        "log_sigmoid_backward",
-        "sigmoid_backward",
-        "tanh_backward",
-        "mse_loss",
-        "mse_loss_backward",
-        "smooth_l1_loss",
-        "smooth_l1_loss_backward",
-        "glu",
-        "glu_backward",
-        "_fused_rms_norm",
-        "xlogy",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention_for_cpu_backward",
-        "logit",
-    ]
-    if hasattr(aten, name)
-}
+COMPOUND = _operators(
+    "sum mean var std var_mean std_mean prod mm bmm addmm baddbmm dot mv cumsum logsumexp _softmax "
+    "_log_softmax native_layer_norm native_group_norm native_batch_norm norm linalg_vector_norm convolution "
+    "embedding_dense_backward native_layer_norm_backward native_group_norm_backward native_batch_norm_backward "
+    "_softmax_backward_data nansum _log_softmax_backward_data addcmul addcdiv lerp add sub rsub gelu "
+    "gelu_backward silu silu_backward mish mish_backward softplus softplus_backward elu elu_backward logaddexp "
+    "hypot log_sigmoid_forward log_sigmoid_backward sigmoid_backward tanh_backward mse_loss mse_loss_backward "
+    "smooth_l1_loss smooth_l1_loss_backward glu glu_backward _fused_rms_norm xlogy "
+    "_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward logit"
+)
 
 #: Operators that lose digits inside, by a logarithm near 1 or by cancellation: they are disturbed piece by piece.
-ILL_CONDITIONED = {
-    getattr(aten, name)
-    for name in "_log_softmax logsumexp binary_cross_entropy_with_logits log_sigmoid_forward logaddexp logit".split()
-}
+ILL_CONDITIONED = _operators(
+    "_log_softmax logsumexp binary_cross_entropy_with_logits log_sigmoid_forward logaddexp logit"
+)
 
 
 class Perturbed(TorchDispatchMode):

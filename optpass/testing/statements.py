@@ -1,10 +1,10 @@
 """The statements that random programs are made of, as text with slots.
 
-Slots: ``a`` any tensor, ``f`` a floating-point one, ``i`` an integer or bool one, ``b`` a bool one, ``w`` whole numbers;
-then, related to the first of these: ``x`` a tensor that broadcasts with it, ``y`` one of its dtype, ``m`` a mask, ``j``
-integers to index with; ``d``, ``e`` a dimension, ``ds`` several, ``p`` a permutation of all, ``keep`` a keepdim argument,
-``s`` a small position, ``step`` of a slice, ``k``, ``n``, ``bit`` numbers, ``dtype``; ``last``, ``zero`` the size of a
-dimension, ``half`` a divisor of the last one.
+Slots: ``a`` any tensor, ``f`` a floating-point one, ``i`` an integer or bool one, ``b`` a bool one, ``w`` whole
+numbers; then, related to the first of these: ``x`` a tensor that broadcasts with it, ``y`` one of its dtype, ``m`` a
+mask, ``j`` integers to index with; ``d``, ``e`` a dimension, ``ds`` several, ``p`` a permutation of all, ``keep`` a
+keepdim argument, ``s`` a small position, ``step`` of a slice, ``k``, ``n``, ``bit`` numbers, ``dtype``; ``last``,
+``zero`` the size of a dimension, ``half`` a divisor of the last one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ SOURCES = [
 ]
 
 _METHODS = (
-    "sin cos exp exp2 expm1 tanh sigmoid erf erfc sqrt rsqrt log log2 log10 log1p tan asin acos atan sinh cosh asinh acosh "
-    "atanh reciprocal frac relu neg abs floor ceil trunc round sign square isnan isinf isfinite signbit deg2rad"
-).split()
-_FUNCTIONS = "gelu silu elu selu celu leaky_relu hardshrink softshrink softplus mish logsigmoid tanhshrink softsign".split()
+    "sin cos exp exp2 expm1 tanh sigmoid erf erfc sqrt rsqrt log log2 log10 log1p tan asin acos atan sinh cosh "
+    "asinh acosh atanh reciprocal frac relu neg abs floor ceil trunc round sign square isnan isinf isfinite "
+    "signbit deg2rad"
+)
+_FUNCTIONS = (
+    "gelu silu elu selu celu leaky_relu hardshrink softshrink softplus mish logsigmoid tanhshrink softsign"
+)
 
 #: Statements by kind.
 GROUPS = {
     "pointwise": [
-        *[f"{{f}}.{name}()" for name in _METHODS],
-        *[f"F.{name}({{f}})" for name in _FUNCTIONS],
+        *[f"{{f}}.{name}()" for name in _METHODS.split()],
+        *[f"F.{name}({{f}})" for name in _FUNCTIONS.split()],
         "F.gelu({f}, approximate='tanh')", "{a} + {x}", "{a} - {x}", "{a} * {x}", "{a} + {x}", "{a} * {x}",
         "{f} / {x}", "{a} / {n}", "{a} + {k}", "{a} * {k}", "{k} - {a}", "{n} / {f}", "torch.add({a}, {x}, alpha=2)",
         "torch.sub({f}, {x}, alpha=0.5)", "torch.rsub({a}, {x})", "{f} // {n}", "{f} % {n}", "{f} % {x}",

@@ -105,7 +105,7 @@ def test_compiled_kernels(program, dynamic):
 
 @pytest.mark.triton
 @seed(SEED)
-@settings(ON_CI, max_examples=6)
+@settings(ON_CI, max_examples=20)
 @given(programs(max_lines=5, gradients=False))
 def test_triton_kernels(program):
     from optpass.testing.triton_check import run_interpreted
