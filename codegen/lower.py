@@ -211,15 +211,18 @@ class Lowering:
         names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
         declared = {a.name: a.type for a in node.target._schema.arguments}  # type: ignore[union-attr]
         values: dict[str, object] = {}
+        on_cpu = node.meta["val"].device.type == "cpu"
+        is_converted = on_cpu and e.eager_rounding and node.target in _CONVERTED_ON_CPU
         for name, arg in [*zip(names, node.args), *node.kwargs.items()]:
             is_number = (
                 not is_tensor(arg) and "str" not in str(declared[name]) and name not in ("alpha", "value", "exponent")
             )
             if arg is None or not (is_tensor(arg) or is_number):
-                values[name] = arg
+                is_rounded = is_converted and isinstance(arg, float)
+                values[name] = torch.tensor(arg, dtype=out_dtype).item() if is_rounded else arg
             elif rule.promote == "result":
                 values[name] = self.operand(arg, dims, widened(out_dtype))
-                if not is_tensor(arg) and node.target in _STORED_BOUNDS:
+                if is_converted or (not is_tensor(arg) and node.target in _STORED_BOUNDS):
                     values[name] = e.round(values[name], out_dtype)
             elif rule.promote == "compare":
                 operand = self.operand(arg, dims, widened(compare), rounded=True)
@@ -261,6 +264,13 @@ class Lowering:
 #: Operators whose Python-number bounds eager converts to the tensor's dtype before use.
 _STORED_BOUNDS = frozenset({aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default,
                             aten.threshold_backward.default})  # fmt: skip
+
+#: Operators whose CPU kernels convert numbers and 0-dim tensors to the result's dtype first; others, and all kernels of
+#: GPUs, take them in the computing dtype.
+_CONVERTED_ON_CPU = frozenset(
+    {aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar, aten.rsub.Tensor,
+     aten.remainder.Scalar, aten.remainder.Tensor, aten.fmod.Scalar, aten.fmod.Tensor, aten.pow.Tensor_Scalar}
+)  # fmt: skip
 
 
 def dtype_is_bool(node: object) -> bool:

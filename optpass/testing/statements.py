@@ -51,7 +51,10 @@ GROUPS = {
     ],
     # Rounded in the same places by eager and by kernels that keep its rounding points.
     "rounded": [
-        "{f} + {y}", "{f} - {y}", "{f} * {y}", "{f} / {y}", "{f} + {k}", "{f} * {k}", "{f}.neg()", "{f}.abs()",
+        "{f} + {y}", "{f} - {y}", "{f} * {y}", "{f} / {y}", "{f} + {k}", "{f} * {k}",
+        "{f} + 0.7", "{f} * 0.7", "0.1 - {f}",
+        "{f} / 0.3", "{f} + torch.tensor(0.3)",
+        "{f}.neg()", "{f}.abs()",
         "{f}.relu()", "{f}.sqrt()", "{f}.square()", "{f}.reciprocal()", "{f}.float()", "torch.maximum({f}, {y})",
         "{f}.clamp(-1, 2)", "torch.where({f} > {y}, {f}, {y})", "{f}.floor()", "{f}.round()", "{f}.bfloat16()",
         "{f} > {k}", "{f}.t()", "{f}.unsqueeze({d})", "{f}.flip({d})", "torch.cat([{f}, {y}], {d})",

@@ -80,7 +80,7 @@ def test_numeric_verification_changes_nothing(program, dynamic):
 
 @pytest.mark.null
 @seed(SEED)
-@settings(ON_CI, max_examples=30)
+@settings(ON_CI, max_examples=80)
 @given(
     programs(
         groups=("rounded",),
