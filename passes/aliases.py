@@ -49,6 +49,10 @@ class Aliases:
         """Whether anything writes to the node's storage, at any place in the graph."""
         return not self._roots(node).isdisjoint(self._written)
 
+    def is_returned_twice(self, node: Node) -> bool:
+        """Whether several outputs share the node's storage."""
+        return sum(self.same_storage(node, output) for output in self._returned) > 1
+
     def refusal(self, node: Node, replacement: Node) -> str | None:
         """Why `replacement`, which holds the same values, must not stand in for `node`; `None` if it may."""
         if node in self._returned and (replacement in self._returned or replacement.op in ("placeholder", "get_attr")):

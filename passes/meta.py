@@ -113,7 +113,8 @@ def refresh_values(
                 fresh = node.target(*args, **kwargs)
             if "val" in node.meta and (difference := meta_difference(node.meta["val"], fresh)):
                 raise VerifyError(f"value of node {node.name} is stale: {difference}", where=node.format_node())
-            was_view = stale_view or is_view(node)
+            state = before.get(node)
+            was_view = stale_view or is_view(node) or (state is not None and may_alias(state.target))
             stored, node.meta["val"] = node.meta.get("val"), fresh
             if stored is not None and not was_view and not is_view(node):
                 node.meta["val"] = stored

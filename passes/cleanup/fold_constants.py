@@ -63,16 +63,19 @@ class FoldConstants(Pass):
                     elements[node] = element
         for node, element in elements.items():
             if node.target not in _FILLS and any(user not in elements for user in node.users):
-                self._fill(node, element, ctx)
+                self._fill(node, element, aliases, ctx)
         for node in gm.graph.nodes:
             if node.target in _TAKES_SCALAR and node not in elements and node.args[1] in elements:
                 self._take_scalar(node, elements[node.args[1]], ctx)
 
-    def _fill(self, node: Node, element: torch.Tensor, ctx: PassContext) -> None:
+    def _fill(self, node: Node, element: torch.Tensor, aliases: Aliases, ctx: PassContext) -> None:
         value = node.meta["val"]
         number = element.item()
         if any(isinstance(size, torch.SymInt) for size in value.shape):
             ctx.decline("fill", node, "its shape is symbolic")
+            return
+        if node.target in _MOVES and aliases.is_returned_twice(node):
+            ctx.decline("fill", node, "it shares storage with another output")
             return
         args = ([int(size) for size in value.shape], number)
         kwargs = {"dtype": value.dtype, "layout": torch.strided, "device": value.device, "pin_memory": False}

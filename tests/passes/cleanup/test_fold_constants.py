@@ -102,3 +102,11 @@ def test_tensors_that_are_written_to_stay(rewrite):
 def test_strides_stay(rewrite):
     out = rewrite(PASSES, lambda x: (torch.ones(3, 1) * 2).expand(3, 4).cumsum(0) + x, torch.randn(3, 4))
     assert out.reasons["fill"]
+
+
+def test_a_view_that_is_returned_with_its_base_stays_a_view(rewrite):
+    def fn(x):
+        base = torch.zeros(3, 2)
+        return base, base.unsqueeze(-1), x.sin()
+
+    assert "shares storage" in rewrite(FoldConstants, fn, torch.randn(2)).reasons["fill"]
