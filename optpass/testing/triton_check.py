@@ -111,9 +111,9 @@ def check(
 ) -> None:
     """Asserts that the printed kernel does what the IR's interpreter does, on the GPU too where there is one.
 
-    Buffers must agree in every byte, but for floats within the tolerance (without one, signs of zeros agree too, but on a
-    GPU). The
-    GPU gets four times the tolerance: its mathematical functions are other ones. ``tensors`` are left as they are.
+    Buffers must agree in every byte, but for floats within the tolerance (without one, signs of zeros agree too, except
+    on a GPU). The GPU gets four times the tolerance: its mathematical functions are other ones. ``tensors`` are left as
+    they are.
     """
     expected = {n: _copy(t) for n, t in tensors.items()}
     interpret.run(kernel, expected, sizes, scalars)
