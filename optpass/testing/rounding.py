@@ -81,7 +81,7 @@ class Perturbed(TorchDispatchMode):
         return tree_map(self._moved, out) if all(r.alias_info is None for r in returns) else out
 
     def _moved(self, x: Any) -> Any:
-        if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0:
+        if not isinstance(x, Tensor) or not x.is_floating_point() or x.numel() == 0 or x._is_zerotensor():
             return x
         up = torch.rand(x.shape, generator=self.generator) < 0.5
         unit = torch.finfo(x.dtype).eps

@@ -11,9 +11,15 @@ from __future__ import annotations
 
 #: Statements that read no tensor's values.
 SOURCES = [
-    "torch.ones(3, 4)", "torch.full((2, 1), 1.5)", "torch.arange(5)", "torch.arange(3.0)",
-    "torch.arange(1, 8, 2, dtype=torch.int32)", "torch.tensor(0.5)", "torch.zeros_like({a})",
-    "torch.full_like({f}, 2)", "torch.arange({a}.shape[{d}])",
+    "torch.ones(3, 4)",
+    "torch.full((2, 1), 1.5)",
+    "torch.arange(5)",
+    "torch.arange(3.0)",
+    "torch.arange(1, 8, 2, dtype=torch.int32)",
+    "torch.tensor(0.5)",
+    "torch.zeros_like({a})",
+    "torch.full_like({f}, 2)",
+    "torch.arange({a}.shape[{d}])",
     "torch.ones({a}.shape[{d}], {a}.shape[{e}], dtype=torch.bool).tril()",
 ]
 
@@ -22,9 +28,7 @@ _METHODS = (
     "asinh acosh atanh reciprocal frac relu neg abs floor ceil trunc round sign square isnan isinf isfinite "
     "signbit deg2rad"
 )
-_FUNCTIONS = (
-    "gelu silu elu selu celu leaky_relu hardshrink softshrink softplus mish logsigmoid tanhshrink softsign"
-)
+_FUNCTIONS = "gelu silu elu selu celu leaky_relu hardshrink softshrink softplus mish logsigmoid tanhshrink softsign"
 
 #: Statements by kind.
 GROUPS = {

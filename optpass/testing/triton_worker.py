@@ -1,8 +1,8 @@
 """The process in which printed Triton kernels run on CPU tensors, under Triton's interpreter.
 
 Started by `triton_check` as ``python -m optpass.testing.triton_worker`` with ``TRITON_INTERPRET=1``. The interpreter of
-Triton 3.6 to 3.8 converts narrow floats wrongly, has no libdevice and folds with combine functions element by element;
-the patches below put PyTorch's functions in those places.
+Triton 3.6 to 3.8 converts narrow floats wrongly, mislabels comparisons, has no libdevice and folds with combine
+functions element by element; the patches below put PyTorch's functions in those places.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ _DTYPES = {
     tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2,
 }  # fmt: skip
 _INTEGERS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+_binary_op = interpreter.InterpreterBuilder.binary_op
 
 
 def _to_torch(data: np.ndarray, dtype) -> torch.Tensor:
@@ -37,12 +38,17 @@ def _to_numpy(tensor: torch.Tensor, dtype: np.dtype) -> np.ndarray:
 
 def _cast(self, source, to):
     old, new, numpy_type = source.dtype.scalar, to.scalar, interpreter._get_np_dtype(to)
-    # The interpreter labels the result of a comparison with the dtype that was compared.
-    if source.data.dtype != bool and old in _DTYPES and new in _DTYPES:
+    if old in _DTYPES and new in _DTYPES:
         data = _to_numpy(_to_torch(source.data, old).to(_DTYPES[new]), numpy_type)
     else:
         data = source.data.astype(numpy_type)
     return interpreter.TensorHandle(data, new)
+
+
+def _binary(self, left, right, function):
+    handle = _binary_op(self, left, right, function)
+    # The interpreter labels a comparison with the dtype that it compared; spread, the scalar 1.0 < 2.0 would be floats.
+    return interpreter.TensorHandle(handle.data, tl.int1) if handle.data.dtype == bool else handle
 
 
 def _fold(self, blocks):
@@ -79,6 +85,7 @@ def _patch() -> None:
 
     interpreter._patch_lang_tensor = patch_tensor_index
     builder = interpreter.InterpreterBuilder
+    builder.binary_op = _binary
     builder.cast_impl = _cast
     builder.create_fp_to_fp = lambda self, source, to, rounding: _cast(self, source, to)
     builder.get_all_ones_value = _all_ones

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from optpass import decompositions
 from optpass.decompositions import table
+from optpass.testing.runtimes import interpreted
 
 pytestmark = pytest.mark.null
 aten = torch.ops.aten
@@ -90,3 +91,18 @@ def test_dropout_at_the_ends():
         out, mask = decompositions.native_dropout(x, p, train)
         assert bool(mask.all()) is kept and torch.equal(out, x if kept else torch.zeros(9))
         assert out is not x
+
+
+@pytest.mark.parametrize("reduction", [0, 1, 2])
+def test_soft_margin_loss_backward_keeps_its_digits_far_from_the_margin(reduction):
+    grad, x, target = torch.tensor(0.7), torch.tensor([30.0, -30.0, 0.5, 60.0]), torch.tensor([1.0, -1.0, -1.0, 1.0])
+    actual = decompositions.soft_margin_loss_backward(grad, x, target, reduction)
+    expected = aten.soft_margin_loss_backward(grad.double(), x.double(), target.double(), reduction)
+    torch.testing.assert_close(actual, expected.float(), rtol=1e-6, atol=0)
+
+
+def test_a_gradient_that_eager_gives_no_memory():
+    x = torch.randn(4, requires_grad=True)
+    with interpreted():
+        (got,) = torch.autograd.grad(torch.compile(torch.sgn, backend="optpass")(x), x, torch.ones(4))
+    assert got.untyped_storage().nbytes() and not got.any()

@@ -104,7 +104,6 @@ def test_compiled_kernels(program, dynamic):
 
 
 @pytest.mark.triton
-@pytest.mark.soak  # Triton's interpreter itself fails on `and` of float64 rows with a loaded scalar
 @seed(SEED)
 @settings(ON_CI, max_examples=20)
 @given(programs(max_lines=5, gradients=False))
@@ -116,16 +115,24 @@ def test_triton_kernels(program):
 
 
 @pytest.mark.soak
-@seed(SEED)
-@settings(ON_CI, max_examples=4000)
-@given(programs(), st.booleans())
-def test_many_interpreted_kernels(program, dynamic):
-    in_the_interpreter(program, dynamic, "meta")
+@pytest.mark.parametrize("part", range(10))
+def test_many_interpreted_kernels(part):
+    @seed(SEED + part)
+    @settings(ON_CI, max_examples=400)
+    @given(programs(), st.booleans())
+    def run(program, dynamic):
+        in_the_interpreter(program, dynamic, "meta")
+
+    run()
 
 
 @pytest.mark.soak
-@seed(SEED)
-@settings(ON_CI, max_examples=1500)
-@given(programs(max_lines=14), st.booleans())
-def test_many_compiled_kernels(program, dynamic):
-    check(program, dynamic=True if dynamic else None)
+@pytest.mark.parametrize("part", range(10))
+def test_many_compiled_kernels(part):
+    @seed(SEED + part)
+    @settings(ON_CI, max_examples=150)
+    @given(programs(max_lines=14), st.booleans())
+    def run(program, dynamic):
+        check(program, dynamic=True if dynamic else None)
+
+    run()

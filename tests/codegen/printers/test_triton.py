@@ -204,6 +204,22 @@ def test_bool_op(op: str):
     check_pairwise(pairwise(op, BOOL, BOOL, OPS[op]), [values(BOOL)] * OPS[op])
 
 
+@pytest.mark.parametrize("dtype", [F32, F64, I64], ids=str)
+def test_truth_of_a_scalar_beside_a_block(dtype: torch.dtype):
+    body = (
+        Load("a", R0 * 8 + R1, F64),
+        Compute("cast", (0,), BOOL),
+        Load("s", sympy.S.Zero, dtype),
+        Compute("cast", (2,), BOOL),
+        Compute("and", (1, 3), BOOL),
+        Store("out", R0 * 8 + R1, 4),
+    )
+    buffers = (Buffer("a", F64), Buffer("s", dtype), Buffer("out", BOOL, True))
+    kernel = Kernel("both", (Axis(R0, 4), Axis(R1, 8)), (), buffers, (), (), body)
+    a, s = torch.arange(32, dtype=F64) % 3, torch.tensor([2], dtype=dtype)
+    check(kernel, {"a": a, "s": s, "out": torch.empty(32, dtype=BOOL)})
+
+
 @pytest.mark.parametrize("dtype", [F32, F64, torch.int8, I64, BOOL], ids=str)
 def test_where(dtype: torch.dtype):
     n = len(values(dtype))
