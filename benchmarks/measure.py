@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+import optpass
 from benchmarks.workloads import Workload, compiled
 
 #: A sample is as many calls as take about this long, so that the clock's resolution does not show.
@@ -28,7 +29,7 @@ class Result:
 
     Attributes:
         milliseconds, quartiles: median and quartiles of a step.
-        peak_bytes: most memory above what was allocated before the step; generated code's own scratch is not seen.
+        peak_bytes: most memory above what was allocated before the step.
         error: largest relative error of an output or gradient, in the 2-norm, against eager in float64.
         cold_s, warm_s: time to compile in a fresh process, with empty caches and with those of the run before.
         failure: why there are no figures.
@@ -100,7 +101,7 @@ def sample(call: Callable[[], Any], count: int, device: str) -> float:
 
 
 def peak_bytes(call: Callable[[], Any], device: str) -> int:
-    """The most that one call holds of PyTorch's allocator, results included."""
+    """The most that one call holds of PyTorch's allocator, results included, with nothing kept from calls before."""
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -108,6 +109,7 @@ def peak_bytes(call: Callable[[], Any], device: str) -> int:
         call()
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before
+    optpass.release_memory()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         held = call()
     del held

@@ -13,6 +13,7 @@ import torch
 from torch.fx import GraphModule
 
 from optpass.backends.cache import Store
+from optpass.backends.host_memory import pool
 from optpass.codegen.ir import Kernel
 from optpass.codegen.target import Target
 from optpass.errors import CompileError, CompilerMissing, UnsupportedOp
@@ -162,6 +163,7 @@ def _bind(text: str, names: dict[str, Any]) -> Call:
         "empty_strided": torch.empty_strided,
         "empty_strided_cpu": empty_strided_cpu,
         "empty_strided_cuda": empty_strided_cuda,
+        "empty_kept": pool.empty_strided,
         "reinterpret": reinterpret,
         "restride": restride,
         **names,

@@ -17,6 +17,7 @@ import sympy
 import torch
 from torch.fx import GraphModule, Node
 
+from optpass.backends.host_memory import KEPT_BYTES
 from optpass.codegen.expr import Expr, Symbol
 from optpass.codegen.ir import Kernel, Scalar
 from optpass.codegen.lower import Lowered, is_getitem
@@ -228,10 +229,14 @@ class _Emitter:
             value = node.meta["val"]
             spaces.append(Scratch(node.name, sympy.Mul(*shape_of(node)) * value.element_size()))
         kinds = {n: _scalar_of(call, n) for call in run for n in call.scalars}
-        self.segments.append(
-            Segment(name, tuple(tensors), tuple(sizes), tuple(kinds[n] for n in scalars), tuple(spaces), tuple(calls))
+        segment = Segment(
+            name, tuple(tensors), tuple(sizes), tuple(kinds[n] for n in scalars), tuple(spaces), tuple(calls)
         )
-        self._launch(name, list(tensors), tuple(sizes), list(scalars))
+        if spaces:
+            _, total = segment.place_scratch()
+            self._define(segment.memory, f"empty_kept(({self._expr_text(total)},), (1,), torch.uint8)", pure=True)
+        self.segments.append(segment)
+        self._launch(name, segment.tensors, tuple(sizes), list(scalars))
 
     def _launch(self, name: str, tensors: Sequence[str], sizes: Sequence[Symbol], scalars: Sequence[Node]) -> None:
         arguments = [*tensors, *(self._symbol(s) for s in sizes), *(n.name for n in scalars)]
@@ -259,7 +264,9 @@ class _Emitter:
     def _allocation(self, value: torch.Tensor) -> str:
         shape, strides = self._ints(value.shape), self._ints(value.stride())
         if value.device.type == "cpu":
-            return f"empty_strided_cpu({shape}, {strides}, {value.dtype})"
+            size = value.numel() * value.element_size()
+            maker = "empty_strided_cpu" if isinstance(size, int) and size < KEPT_BYTES else "empty_kept"
+            return f"{maker}({shape}, {strides}, {value.dtype})"
         if value.device.type == "cuda":
             return f"empty_strided_cuda({shape}, {strides}, {value.dtype})"
         return f"empty_strided({shape}, {strides}, dtype={value.dtype}, device={self._value(value.device)})"

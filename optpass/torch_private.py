@@ -59,6 +59,7 @@ __all__ = [
     "graph_codegen",
     "guard_or_false",
     "has_free_unbacked_symbols",
+    "is_copy_on_write",
     "is_impure_op",
     "make_fx",
     "min_cut_rematerialization_partition",
@@ -68,6 +69,7 @@ __all__ = [
     "reinterpret",
     "statically_known_true",
     "storage_id",
+    "storage_owners",
     "suggest_memory_format",
     "tree_leaves",
     "tree_map",
@@ -94,6 +96,16 @@ def python_text(expr: sympy.Expr) -> str:
 def storage_id(tensor: torch.Tensor) -> int:
     """A number that two live tensors share exactly when they share their storage; works for fake tensors too."""
     return tensor.untyped_storage()._cdata
+
+
+def storage_owners(storage: torch.UntypedStorage) -> int:
+    """How many owners a storage has, its Python object included: tensors, views, saved tensors."""
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def is_copy_on_write(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's memory may be shared with that of another storage until one of them is written."""
+    return torch._C._is_cow_tensor(tensor)
 
 
 def graph_codegen(graph: torch.fx.Graph) -> torch.fx.graph.CodeGen:

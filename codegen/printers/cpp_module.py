@@ -6,10 +6,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import sympy
 import torch
 
-from optpass.codegen.expr import Expr, floor_div
 from optpass.codegen.ir import Kernel, Scalar
 from optpass.codegen.loops import schedule
 from optpass.codegen.printers.base import ExprPrinter, Writer
@@ -92,7 +90,7 @@ def _comment(scheduled: Kernel, kernels: Sequence[Kernel]) -> Iterator[str]:
 
 def _entry(write: Writer, segment: Segment, kernels: dict[str, Kernel]) -> None:
     index = ExprPrinter()
-    buffers, sizes, scalars = segment.buffers, segment.sizes, segment.scalars
+    buffers, sizes, scalars = segment.tensors, segment.sizes, segment.scalars
     count = len(buffers) + len(sizes) + len(scalars)
     head = f"static PyObject* entry_{segment.name}(PyObject*, PyObject* const* args, Py_ssize_t count)"
     with write.block(f"{head} {{", "}"):
@@ -105,16 +103,12 @@ def _entry(write: Writer, segment: Segment, kernels: dict[str, Kernel]) -> None:
         write("int status = 0;")
         write("Py_BEGIN_ALLOW_THREADS")
         with write.block("{", "}"):
-            places, total = place_scratch(segment)
-            if places:
-                write(f"const Scratch scratch({index(total)});")
-                write("char* const memory = (char*)scratch.data;")
-                write("if (!memory) status = 1;")
+            places, _ = segment.place_scratch()
             for call in segment.calls:
                 kernel = kernels[call.kernel]
                 given = []
                 for buffer, name in zip(kernel.buffers, call.buffers):
-                    where = f"(memory + {index(places[name])})" if name in places else name
+                    where = f"((char*){segment.memory} + {index(places[name])})" if name in places else name
                     given.append(f"({CppPrinter.memory_type(buffer.dtype)}*){where}")
                 given += [str(s) for s in kernel.sizes] + list(call.scalars) + ["&status"]
                 write(f"if (status == 0) kernel_{call.kernel}({', '.join(given)});")
@@ -125,41 +119,6 @@ def _entry(write: Writer, segment: Segment, kernels: dict[str, Kernel]) -> None:
 def _scalar(scalar: Scalar, position: int) -> tuple[str, str]:
     name, dtype = scalar.name, scalar.dtype
     return f"{CppPrinter.types[dtype]} {name};", f"{_READERS[dtype]}(args[{position}], &{name})"
-
-
-def place_scratch(segment: Segment) -> tuple[dict[str, Expr], Expr]:
-    """Byte offset of each scratch buffer, at cache lines, and the bytes needed in all.
-
-    Buffers whose lifetimes (first to last call) do not meet share memory.
-    """
-    lines = {s.name: sympy.sympify(s.size_bytes) for s in segment.scratch}
-    uses: dict[str, list[int]] = {name: [] for name in lines}
-    for t, call in enumerate(segment.calls):
-        for name in call.buffers:
-            if name in uses:
-                uses[name].append(t)
-    slots: list[Expr] = []
-    free_from: list[int] = []
-    slot_of: dict[str, int] = {}
-    for name in sorted((n for n in lines if uses[n]), key=lambda n: uses[n][0]):
-        free = [k for k, t in enumerate(free_from) if t < uses[name][0]]
-        if free:
-            k = max(free, key=lambda k: (slots[k] == lines[name], slots[k].is_Integer == lines[name].is_Integer))
-            slots[k] = sympy.Max(slots[k], lines[name])
-        else:
-            k = len(slots)
-            slots.append(lines[name])
-            free_from.append(0)
-        free_from[k] = uses[name][-1]
-        slot_of[name] = k
-    starts = [sympy.S.Zero]
-    for size in slots:
-        starts.append(starts[-1] + _whole_lines(size))
-    return {name: starts[k] for name, k in slot_of.items()}, starts[-1]
-
-
-def _whole_lines(size: Expr) -> Expr:
-    return floor_div(size + 63, sympy.Integer(64)) * 64
 
 
 def _module(write: Writer, segments: Sequence[Segment]) -> None:

@@ -14,7 +14,7 @@ from optpass.codegen.ir import Axis, Buffer, Builder, Compute, Kernel, Load, Red
 from optpass.codegen.loops import schedule
 from optpass.codegen.printers.base import ExprPrinter, Writer
 from optpass.codegen.printers.cpp import CppPrinter
-from optpass.codegen.printers.cpp_module import module_source, place_scratch
+from optpass.codegen.printers.cpp_module import module_source
 from optpass.codegen.segment import Call, Scratch, Segment
 from optpass.codegen.target import Target
 from optpass.errors import UnsupportedOp
@@ -233,7 +233,7 @@ def test_the_same_kernels_give_the_same_text():
 def test_scratch_buffers_reuse_memory_when_their_lives_are_over():
     calls = tuple(Call("k", pair) for pair in (("x", "a"), ("a", "b"), ("b", "c"), ("c", "y")))
     scratch = (Scratch("a", Integer(100)), Scratch("b", 4 * size), Scratch("c", Integer(100)))
-    places, total = place_scratch(Segment("s", ("x", "y"), (size,), (), scratch, calls))
+    places, total = Segment("s", ("x", "y"), (size,), (), scratch, calls).place_scratch()
     assert places["a"] == places["c"] == 0
     assert places["b"] == 128
     assert total.subs({size: 16}) == 192
