@@ -63,6 +63,8 @@ def table(parity: str) -> dict[object, Callable]:
     out[aten.pow.Scalar] = pow_scalar
     out[aten._efficientzerotensor.default] = torch.zeros  # a tensor without memory can be given to no kernel
     out.update({op: _laid_out_as_eager(out[op]) for op in _BATCH_NORMS})
+    log_sigmoid = aten.log_sigmoid_forward.default
+    out[log_sigmoid] = _contiguous_on_cpu(out[log_sigmoid])
     if parity == "fast":
         out[aten._softmax.default] = softmax
         out[aten.native_dropout.default] = native_dropout
@@ -148,6 +150,16 @@ def _laid_out_as_eager(batch_norm: Callable) -> Callable:
         if x.device.type == "cpu":
             out = out.contiguous(memory_format=suggest_memory_format(x))
         return (out, *rest)
+
+    return wrapped
+
+
+def _contiguous_on_cpu(pointwise: Callable) -> Callable:
+    """ATen's CPU kernel of this operator gives contiguous results, whatever its input's layout."""
+
+    @functools.wraps(pointwise)
+    def wrapped(x: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return pointwise(x.contiguous() if x.device.type == "cpu" else x)
 
     return wrapped
 

@@ -25,8 +25,7 @@ SOURCES = [
 
 _METHODS = (
     "sin cos exp exp2 expm1 tanh sigmoid erf erfc sqrt rsqrt log log2 log10 log1p tan asin acos atan sinh cosh "
-    "asinh acosh atanh reciprocal frac relu neg abs floor ceil trunc round sign square isnan isinf isfinite "
-    "signbit deg2rad"
+    "asinh acosh atanh reciprocal frac relu neg abs floor ceil trunc round sign square isnan isinf isfinite deg2rad"
 )
 _FUNCTIONS = "gelu silu elu selu celu leaky_relu hardshrink softshrink softplus mish logsigmoid tanhshrink softsign"
 
@@ -49,8 +48,8 @@ GROUPS = {
         "torch.logical_and({a}, {x})", "torch.logical_not({a})", "torch.logical_xor({a}, {x})",
         "torch.where({b}, {x}, {x})", "torch.where({a} > 0, {x}, {k})", "torch.where({a} > 0, {x}, {x})",
         "{a}.masked_fill({m}, {k})", "torch.lerp({f}, {y}, 0.3)", "torch.addcmul({f}, {y}, {y}, value=0.5)",
-        "torch.addcdiv({f}, {y}, {y})", "{a}.to({dtype})", "{a}.to({dtype})", "{f}.nan_to_num()", "{a}.clone()",
-        "{a}.detach()", "{f}.heaviside({y})", "torch.threshold({f}, 0.1, 2.0)",
+        "torch.addcdiv({f}, {y}, {y})", "{a}.to({dtype})", "{a}.to({dtype})", "{f}.nan_to_num()",
+        "{f}.nan_to_num().signbit()", "{a}.clone()", "{a}.detach()", "{f}.heaviside({y})", "torch.threshold({f}, 0.1, 2.0)",
         "F.prelu({f}, {f}.new_full((1,), 0.3))", "{f}.float()", "{a}.double()", "{f}.bfloat16().float()",
     ],
     # Rounded in the same places by eager and by kernels that keep its rounding points.

@@ -80,6 +80,17 @@ def test_batch_norm_is_laid_out_as_eager(layout):
     assert actual[0].stride() == expected[0].stride()
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "channels-last"])
+def test_log_sigmoid_is_laid_out_as_eager(layout):
+    from optpass.testing import tensor
+
+    x = tensor((3, 4, 5, 6), layout=layout)
+    op = aten.log_sigmoid_forward.default
+    for actual, expected in zip(table("fast")[op](x), op(x), strict=True):
+        torch.testing.assert_close(actual, expected)
+        assert actual.stride() == expected.stride()
+
+
 def test_random_operators_stay_with_aten_under_eager_parity():
     random = {aten.native_dropout.default, aten.bernoulli.p}
     assert random <= table("fast").keys() and not random & table("eager").keys()
