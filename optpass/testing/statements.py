@@ -49,7 +49,8 @@ GROUPS = {
         "torch.where({b}, {x}, {x})", "torch.where({a} > 0, {x}, {k})", "torch.where({a} > 0, {x}, {x})",
         "{a}.masked_fill({m}, {k})", "torch.lerp({f}, {y}, 0.3)", "torch.addcmul({f}, {y}, {y}, value=0.5)",
         "torch.addcdiv({f}, {y}, {y})", "{a}.to({dtype})", "{a}.to({dtype})", "{f}.nan_to_num()",
-        "{f}.nan_to_num().signbit()", "{a}.clone()", "{a}.detach()", "{f}.heaviside({y})", "torch.threshold({f}, 0.1, 2.0)",
+        "{f}.nan_to_num().signbit()", "{a}.clone()", "{a}.detach()", "{f}.heaviside({y})",
+        "torch.threshold({f}, 0.1, 2.0)",
         "F.prelu({f}, {f}.new_full((1,), 0.3))", "{f}.float()", "{a}.double()", "{f}.bfloat16().float()",
     ],
     # Rounded in the same places by eager and by kernels that keep its rounding points.
