@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import sympy
+import torch
 
 from optpass.codegen.expr import Expr
 from optpass.codegen.ir import Axis, Compute, Const, Load, Reduce, Scalar, Store, arguments, indirect
@@ -461,6 +462,8 @@ class CppPrinter(CLikePrinter):
                 self.write(f"const {self.type(i)} v{i} = {text};")
             case Compute(op="check_index"):
                 self._check(i, ins)
+            case Compute("exp", (x,), torch.float32) if self._is_below_maximum(x):
+                self.write(f"const {self.type(i)} v{i} = m::exp_bounded({self.ref(x)});")
             case _:
                 self.write(f"const {self.type(i)} v{i} = {self.expression(ins)};")
 
@@ -472,6 +475,13 @@ class CppPrinter(CLikePrinter):
         self.write(f"const bool ok{i} = (v{i} >= 0) & (v{i} < {limit});")
         # A mask has 32 bits; later checks share the last one.
         self.write(f"bad |= ok{i} ? 0u : 1u << {min(self.checks.index(i), 31)};")
+
+    def _is_below_maximum(self, i: int) -> bool:
+        """Whether a value is a difference from the maximum over itself."""
+        match self.body[i]:
+            case Compute("sub", (a, b)):
+                return isinstance(self.body[b], Reduce) and (self.body[b].op, self.body[b].arg) == ("max", a)  # type: ignore[union-attr]
+        return False
 
     def _guards(self, index: Expr) -> list[str]:
         """Conditions under which an index made from checked values may be used."""

@@ -101,6 +101,11 @@ INLINE float exp(float x) {
     const Reduced a = reduce_ln2<254>(at_most(at_least(x, -104.0f), 89.0f));
     return scaled(exp_reduced(a.r), a.n);
 }
+// The same for x <= 60, as are differences from a maximum: one scaling by a normal power remains.
+INLINE float exp_bounded(float x) {
+    const Reduced a = reduce_ln2<127 + 32>(at_least(x, -104.0f));
+    return exp_reduced(a.r) * power_of_two(a.n) * 0x1p-32f;
+}
 INLINE float exp2(float x) {
     const float y = at_most(at_least(x, -151.0f), 129.0f), shifted = y + ROUND<254>, r = y - (shifted - ROUND<254>);
     const float p = horner(r, 0.693147203f, 0.240226479f, 0.0555033216f, 0.0096184386f, 0.00133990035f, 0.000153532579f);

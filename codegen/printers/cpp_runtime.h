@@ -68,11 +68,11 @@ template <typename T> INLINE T pow_int(T base, T exponent) {
 
 // ---- extrema: a NaN operand wins, and of equal operands the second, as in ATen ----
 
-// The form `a > b ? a : b` is one machine instruction; the sum is a NaN, off the predicted path of scalar code.
-INLINE float max_of(float a, float b) { return __builtin_isunordered(a, b) ? a + b : (a > b ? a : b); }
-INLINE float min_of(float a, float b) { return __builtin_isunordered(a, b) ? a + b : (a < b ? a : b); }
-INLINE double max_of(double a, double b) { return __builtin_isunordered(a, b) ? a + b : (a > b ? a : b); }
-INLINE double min_of(double a, double b) { return __builtin_isunordered(a, b) ? a + b : (a < b ? a : b); }
+// The larger or smaller number, or whichever is NaN: two compares and a select, of vectors too.
+INLINE float max_of(float a, float b) { return (a <= b) | (b != b) ? b : a; }
+INLINE float min_of(float a, float b) { return (a >= b) | (b != b) ? b : a; }
+INLINE double max_of(double a, double b) { return (a <= b) | (b != b) ? b : a; }
+INLINE double min_of(double a, double b) { return (a >= b) | (b != b) ? b : a; }
 
 #pragma omp declare reduction(nan_max : float, double : omp_out = max_of(omp_out, omp_in)) \
     initializer(omp_priv = -INFINITY)

@@ -33,6 +33,8 @@ from optpass.codegen.ir import (
     Store,
     short,
 )
+from optpass.codegen.loops import schedule
+from optpass.codegen.printers.cpp import CppPrinter
 from optpass.codegen.segment import Call, Scratch, Segment
 from optpass.errors import CompileError, CompilerMissing
 
@@ -147,6 +149,25 @@ def test_float_operations(store, monkeypatch, library):
         assert worst <= limit, (kernel.name, worst)
         zero = (got == 0) & (true["out"] == 0)
         assert torch.equal(got.signbit() & zero, true["out"].signbit() & zero), kernel.name
+
+
+def test_exponentials_of_differences_from_a_maximum(store):
+    """Down to the least subnormal, and a NaN or an infinity anywhere in the row."""
+    rows = torch.cat([torch.linspace(-110, 0, 4096), torch.randn(4096) * 30, torch.tensor(SPECIAL)[:32].repeat(128)])
+    rows = rows.clamp(-1e3, 1e3).view(3, 4096).repeat(4, 1)
+    rows[3, 17], rows[4, 4095], rows[5, 0] = math.nan, math.inf, -math.inf
+    rows[6], rows[7, 5] = -math.inf, torch.tensor(0x7FC00155, dtype=torch.int32).view(F32)
+    index = 4096 * r0 + c0
+    kernel = Kernel(
+        "k", (Axis(r0, Integer(12)),), (Axis(c0, Integer(4096)),),
+        (Buffer("x", F32), Buffer("out", F32, written=True)), (), (),
+        (Load("x", index, F32), Reduce("max", 0, F32), Compute("sub", (0, 1), F32), Compute("exp", (2,), F32),
+         Store("out", index, 3)),
+    )  # fmt: skip
+    module = build(store, kernel)
+    ((got, _),) = both(module, kernel, {"x": rows, "out": torch.zeros_like(rows)})
+    assert ulps(got, (rows - rows.amax(1, keepdim=True)).double().exp()).max() <= 2
+    assert "exp_bounded" in CppPrinter(schedule(kernel, cpu.cpu_target()), 0).text()
 
 
 @pytest.mark.parametrize("dtype", INTEGERS, ids=short)
